@@ -9,9 +9,8 @@ from django.http import HttpRequest
 from django.utils import timezone
 
 from apps.core.admin import ExactTextFilter, OperatorAdmin, link_to_list, verb
-from apps.delivery import selectors
+from apps.delivery import selectors, services
 from apps.delivery.models import Delivery, RemoteRoute, State, Target
-from apps.delivery.services import sending, targets
 
 
 @admin.register(Target)
@@ -49,7 +48,7 @@ class TargetAdmin(OperatorAdmin):
     )
     def stop(self, target: Target, given: Mapping[str, Any]) -> str:
         reason = f"Stopped by an operator: {given['reason']}"
-        targets.change(target_id=target.pk, enabled=False, reason=reason[:200], now=timezone.now())
+        services.change(target_id=target.pk, enabled=False, reason=reason[:200], now=timezone.now())
         return f"{target} is stopped."
 
     @verb(
@@ -59,7 +58,7 @@ class TargetAdmin(OperatorAdmin):
         possible=lambda target: target.stopped_at or target.retry_at,
     )
     def resume(self, target: Target, given: Mapping[str, Any]) -> str:
-        targets.change(target_id=target.pk, enabled=True, now=timezone.now())
+        services.change(target_id=target.pk, enabled=True, now=timezone.now())
         return f"{target} is called again."
 
     @verb(
@@ -69,7 +68,7 @@ class TargetAdmin(OperatorAdmin):
         possible=lambda target: target.dead_now,
     )
     def replay(self, target: Target, given: Mapping[str, Any]) -> str:
-        return f"{sending.replay(target=target)} deliveries to {target} are sent again."
+        return f"{services.replay(target=target)} deliveries to {target} are sent again."
 
 
 @admin.register(Delivery)
@@ -91,7 +90,7 @@ class DeliveryAdmin(OperatorAdmin):
         possible=lambda delivery: delivery.state == State.DEAD,
     )
     def replay(self, delivery: Delivery, given: Mapping[str, Any]) -> str:
-        sending.replay(target=delivery.target, delivery_ids=[delivery.pk])
+        services.replay(target=delivery.target, delivery_ids=[delivery.pk])
         return f"{delivery} is sent again."
 
 

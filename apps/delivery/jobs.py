@@ -6,8 +6,8 @@ from datetime import timedelta
 from celery import shared_task
 
 from apps.core.ticks import tick
+from apps.delivery import services
 from apps.delivery.notifications import MOST_AT_ONCE, notify
-from apps.delivery.services import sending
 
 
 # Acked early: the tick replaces a message that dies with its worker process.
@@ -15,8 +15,8 @@ from apps.delivery.services import sending
 def deliver() -> None:
     """Call targets that have something due, until there is none or some seconds have passed."""
     started = time.monotonic()
-    while time.monotonic() - started < sending.PATIENCE.total_seconds():
-        if not sending.deliver_next():
+    while time.monotonic() - started < services.PATIENCE.total_seconds():
+        if not services.deliver_next():
             return
     notify()
 
@@ -24,5 +24,5 @@ def deliver() -> None:
 @tick(every=timedelta(seconds=1))
 def notify_due() -> None:
     """Notify worker processes of what is due: a pause is over, or a message was lost."""
-    for _ in range(sending.count_callable(limit=MOST_AT_ONCE)):
+    for _ in range(services.count_callable(limit=MOST_AT_ONCE)):
         notify()

@@ -11,10 +11,9 @@ from apps.core.ids import parse_ref
 from apps.core.operations import Route, operation
 from apps.core.outbound import UnresolvedHost, guard
 from apps.core.schemas import Input, Name, Output, Paged, Text
-from apps.delivery import selectors
+from apps.delivery import selectors, services
 from apps.delivery.models import LONGEST_LEASE, Endpoint
-from apps.delivery.services import targets
-from apps.delivery.services.targets import DEFAULT_TARGET, TargetWithSecret
+from apps.delivery.services import DEFAULT_TARGET, TargetWithSecret
 from apps.principals.scopes import Scope
 from apps.principals.selectors import principal_named
 from apps.principals.tenancy import Caller
@@ -144,7 +143,7 @@ def set_target(caller: Caller, given: CreateTarget) -> CreatedTarget:
     """
     guard(given.url)
     with caller.acting():
-        made = targets.add(
+        made = services.add(
             caller=caller,
             url=given.url,
             notify_lease=given.notify_lease_ms * _MILLISECOND,
@@ -186,7 +185,7 @@ def change_target(caller: Caller, given: ChangeTarget) -> TargetOutput:
     if given.notify_lease_ms is not None:
         changes["notify_lease"] = given.notify_lease_ms * _MILLISECOND
     with caller.acting():
-        targets.change(
+        services.change(
             principal_id=caller.principal_id,
             target_id=given.number,
             changes=changes,
@@ -201,7 +200,7 @@ def change_target(caller: Caller, given: ChangeTarget) -> TargetOutput:
 )
 def rotate_target_secret(caller: Caller, given: RotateTargetSecret) -> CreatedTarget:
     """Get a new signing secret, shown this once. During the overlap, calls carry a signature with the former one too."""
-    made = targets.rotate_secret(
+    made = services.rotate_secret(
         principal_id=caller.principal_id, target_id=given.number, overlap=given.overlap_ms * _MILLISECOND
     )
     return _shown(caller, made)
@@ -218,7 +217,7 @@ def rotate_target_secret(caller: Caller, given: RotateTargetSecret) -> CreatedTa
 )
 def delete_target(caller: Caller, given: OneTarget) -> DeletedTarget:
     """Stop being woken at this address."""
-    targets.delete(principal_id=caller.principal_id, target_id=given.number)
+    services.delete(principal_id=caller.principal_id, target_id=given.number)
     return DeletedTarget(target=given.target, status="deleted")
 
 
@@ -252,7 +251,7 @@ def put_remote_target(caller: Caller, given: PutRemoteTarget) -> RemoteTargetOut
     with suppress(UnresolvedHost):  # a name without an address today may have one when something is to be sent
         guard(given.url)
     with caller.acting():
-        targets.put_remote(
+        services.put_remote(
             tenant_id=caller.tenant_id,
             now=timezone.now(),
             **{**given.model_dump(), "endpoint": Endpoint(given.endpoint)},
@@ -290,7 +289,7 @@ class RemoteRouteOutput(Output):
 def set_remote_route(caller: Caller, given: SetRemoteRoute) -> RemoteRouteOutput:
     """From now on, send what is posted to a principal to a remote target; its inbox here stays as it is."""
     principal = principal_named(given.recipient_ai)
-    route = targets.set_route(
+    route = services.set_route(
         tenant_id=caller.tenant_id,
         principal_id=principal.pk,
         target=given.target,
@@ -314,5 +313,5 @@ class RemovedRoute(Output):
 def remove_remote_route(caller: Caller, given: OnePrincipal) -> RemovedRoute:
     """From now on, place what is posted to a principal in its inbox here; pending deliveries are still sent."""
     principal = principal_named(given.recipient_ai)
-    targets.remove_route(principal_id=principal.pk)
+    services.remove_route(principal_id=principal.pk)
     return RemovedRoute(recipient_ai=principal.name, moved_to=None)

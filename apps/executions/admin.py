@@ -12,10 +12,9 @@ from unfold.admin import TabularInline
 from unfold.widgets import UnfoldAdminSelectWidget
 
 from apps.core.admin import OperatorAdmin, ReasonForm, as_json, link_to, start_of, verb
-from apps.executions import reports, selectors
+from apps.executions import reports, selectors, services
 from apps.executions.models import Execution, ExecutionStep
-from apps.executions.services import commands
-from apps.executions.services.commands import Decision
+from apps.executions.services import Decision
 from apps.executions.states import StepStatus
 from apps.plans.models import Plan
 from apps.plans.shapes import StepType
@@ -111,7 +110,7 @@ class StepInline(TabularInline):
 
 def _decided(execution: Execution, given: Mapping[str, Any], decision: Decision) -> str:
     with acting_in(execution.tenant_id, "console: an escalation is decided"):
-        moved = commands.decide_step(
+        moved = services.decide_step(
             caller=on_behalf_of(execution.owner),
             execution_ref=execution.ref,
             step_id=given["step"].step_id,
@@ -195,7 +194,7 @@ class ExecutionAdmin(OperatorAdmin):
     )
     def cancel(self, execution: Execution, given: Mapping[str, Any]) -> str:
         with acting_in(execution.tenant_id, "console: an execution is canceled"):
-            moved = commands.cancel(
+            moved = services.cancel(
                 caller=on_behalf_of(execution.owner),
                 execution_ref=execution.ref,
                 reason=f"By an operator: {given['reason']}",

@@ -39,7 +39,7 @@ from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_in
 from apps.receipts.shapes import GroupInput
 from apps.tasks import selectors as stored_results
-from apps.tasks.services import artifacts, queueing
+from apps.tasks.services import queueing, running
 from apps.tasks.shapes import QueueTask
 from apps.workers import selectors as workers
 from apps.workers.models import ROUTABLE, State
@@ -464,22 +464,20 @@ def _with_pointer(part: dict[str, Any], files: list[tuple[str, bytes]]) -> dict[
         if isinstance(encoded := holder.pop(member, None), str):
             content = base64.b64decode(encoded, validate=True)
             files.append((holder.get("mimeType") or "application/octet-stream", content))
-            holder["pointer"] = artifacts.pointer_of(content)
+            holder["pointer"] = running.pointer_of(content)
     return part
 
 
 def keep(*, caller: Caller, value: Any, files: Sequence[tuple[str, bytes]] = ()) -> str:
     """Store a JSON value, and the files that it names, as artifacts of the caller's tenant; returns its pointer."""
     for media_type, file in files:
-        artifacts.store_artifact(tenant_id=caller.tenant_id, content=file, media_type=media_type)
-    return artifacts.store_artifact(
-        tenant_id=caller.tenant_id, content=_as_stored(value), media_type="application/json"
-    )
+        running.store_artifact(tenant_id=caller.tenant_id, content=file, media_type=media_type)
+    return running.store_artifact(tenant_id=caller.tenant_id, content=_as_stored(value), media_type="application/json")
 
 
 def pointer_to(value: Any) -> str:
     """The pointer that :func:`keep` answers for a value."""
-    return artifacts.pointer_of(_as_stored(value))
+    return running.pointer_of(_as_stored(value))
 
 
 def _as_stored(value: Any) -> bytes:

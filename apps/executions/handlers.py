@@ -10,10 +10,9 @@ import structlog
 from apps.core.errors import DomainError
 from apps.core.ids import parse_ref
 from apps.core.sql import database_now
-from apps.executions import calls
+from apps.executions import calls, services
 from apps.executions.errors import OUTCOME_UNKNOWN, CallCanceled, UnusableAnswer, WorkerCallFailed, WorkerUnavailable
 from apps.executions.models import ExecutionStep
-from apps.executions.services import worker_jobs
 from apps.executions.states import StepStatus
 from apps.tasks import selectors as tasks
 from apps.tasks.handlers import Canceled, Context, Failed, Postponed, Result, handler
@@ -80,7 +79,7 @@ def mcp_worker_call(context: Context, params: Mapping[str, Any]) -> Result:
 
 
 def _worked(context: Context, params: Mapping[str, Any]) -> Result:
-    job = worker_jobs.kept_job(context.checkpoint)
+    job = services.kept_job(context.checkpoint)
     worker_id, tool_name = params["worker_id"], params["tool_name"]
     with context.caller.acting():
         step = None
@@ -99,7 +98,7 @@ def _worked(context: Context, params: Mapping[str, Any]) -> Result:
     if job is None:
         called = _called(context, target, params)
         with context.caller.acting():
-            job = worker_jobs.begun(target, called.payload)
+            job = services.begun(target, called.payload)
         if job is None:
             _record(context, target, called)
             pointer = calls.keep(caller=context.caller, value=called.payload, files=called.files)
@@ -152,7 +151,7 @@ def _called(context: Context, target: calls.Target, given: Mapping[str, Any]) ->
         raise _failed(exc, target) from exc
 
 
-def _followed(context: Context, target: calls.Target, job: worker_jobs.Job) -> Result:
+def _followed(context: Context, target: calls.Target, job: services.Job) -> Result:
     """The job's result: the pointer that it answers, or a pointer to its answer.
 
     :raises Canceled: if it is not wanted, or is left to the next free executor.
@@ -166,7 +165,7 @@ def _followed(context: Context, target: calls.Target, job: worker_jobs.Job) -> R
         )
         age = database_now() - job.began_at
     try:
-        called = worker_jobs.follow(
+        called = services.follow(
             job,
             status=status,
             result=result,
@@ -184,7 +183,7 @@ def _followed(context: Context, target: calls.Target, job: worker_jobs.Job) -> R
     except WorkerCallFailed as exc:
         is_lost, is_over = exc.code == "job_lost", exc.code in {"job_lost", "job_failed"}
         if is_lost:
-            context.heartbeat(checkpoint=worker_jobs.LOST)
+            context.heartbeat(checkpoint=services.LOST)
         ends_here = exc.code == "job_overdue" or isinstance(exc, UnusableAnswer)
         if is_over or ends_here:
             _record(context, target, exc)
@@ -219,7 +218,7 @@ def _admit(context: Context, target: calls.Target, params: Mapping[str, Any]) ->
         raise _failed(refusal, target) from refusal
 
 
-def _cancel(context: Context, target: calls.Target, job: worker_jobs.Job) -> None:
+def _cancel(context: Context, target: calls.Target, job: services.Job) -> None:
     """Ask the worker once to cancel a job, if it can. The job may go on: a refusal is only logged."""
     if job.cancel_tool is None:
         return

@@ -14,9 +14,8 @@ from django.dispatch import receiver
 
 from apps.core.errors import DomainError
 from apps.core.ticks import tick
-from apps.executions import calls, selectors
+from apps.executions import calls, selectors, services
 from apps.executions.models import ExecutionStep
-from apps.executions.services import advancing
 from apps.executions.states import StepStatus
 from apps.executions.wakeups import ADVANCE, wake
 from apps.principals.tenancy import acting_as_system, acting_in
@@ -31,7 +30,7 @@ _AT_ONCE: Final = 200
 @shared_task(name=ADVANCE, ignore_result=True, acks_late=False)
 def advance(tenant_id: int, execution_id: int) -> None:
     """Continue an execution as far as it goes."""
-    advancing.advance(tenant_id=tenant_id, execution_id=execution_id)
+    services.advance(tenant_id=tenant_id, execution_id=execution_id)
 
 
 @receiver(tasks_finished)
@@ -51,7 +50,7 @@ def advance_due() -> None:
         due = selectors.due(limit=_AT_ONCE)
     for tenant_id, execution_id in due:
         try:
-            advancing.advance(tenant_id=tenant_id, execution_id=execution_id, patience=timedelta(0), skip_locked=True)
+            services.advance(tenant_id=tenant_id, execution_id=execution_id, patience=timedelta(0), skip_locked=True)
         except (DomainError, DatabaseError):
             # It must not hold up the others; the next tick looks again.
             logger.exception("executions.stuck", execution_id=execution_id)

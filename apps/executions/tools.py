@@ -13,10 +13,9 @@ from apps.core.errors import FieldError, Invalid
 from apps.core.ids import encode_cursor
 from apps.core.operations import Asks, Progress, Reply, Route, Waits, operation
 from apps.core.schemas import Input, Moment, Output, Paged, Text
-from apps.executions import calls, selectors
+from apps.executions import calls, selectors, services
 from apps.executions.calls import CallMode
-from apps.executions.services import advancing, commands
-from apps.executions.services.commands import Decision
+from apps.executions.services import Decision
 from apps.executions.shapes import CallOutcome, ExecutionReport, ExecutionSummary
 from apps.executions.states import FINAL, Mode, Status, StepStatus, Strategy
 from apps.executions.wakeups import execution_topic
@@ -182,7 +181,7 @@ def execute_delegation_plan(caller: Caller, given: ExecutePlan) -> ExecutionStar
 
 def _executed(caller: Caller, given: ExecutePlan, *, answers_inbox: bool = False) -> ExecutionStarted:
     with caller.acting():
-        execution = commands.start(
+        execution = services.start(
             caller=caller,
             plan_id=given.plan_id,
             mode=given.mode,
@@ -192,7 +191,7 @@ def _executed(caller: Caller, given: ExecutePlan, *, answers_inbox: bool = False
             now=timezone.now(),
         )
     until = monotonic() + _PATIENCE.total_seconds()
-    advancing.advance(tenant_id=caller.tenant_id, execution_id=execution.pk, patience=_PATIENCE)
+    services.advance(tenant_id=caller.tenant_id, execution_id=execution.pk, patience=_PATIENCE)
     while True:
         with caller.acting():
             report = selectors.report_on(selectors.execution_of(caller, execution.ref))
@@ -282,7 +281,7 @@ def replan_plan(caller: Caller, given: Replan) -> Replanned:
     What has run to its end keeps its result and is not run again; what failed is not used again. The old plan is over:
     it can't be carried out any more.
     """
-    made = commands.replan(
+    made = services.replan(
         caller=caller,
         plan_id=given.plan_id,
         failed_step=given.failed_step,
@@ -391,7 +390,7 @@ def submit_step_result(caller: Caller, given: SubmitResult) -> ExecutionMoved:
         raise Invalid(
             "Give either result or result_pointer.", errors=[FieldError("/result", "exactly one of the two is needed")]
         )
-    execution = commands.submit_step_result(
+    execution = services.submit_step_result(
         caller=caller,
         execution_ref=given.execution_id,
         step_id=given.step_id,
@@ -411,7 +410,7 @@ def submit_step_result(caller: Caller, given: SubmitResult) -> ExecutionMoved:
 )
 def decide_step(caller: Caller, given: Decide) -> ExecutionMoved:
     """Answer an escalation that asked you for a decision, and let the plan go on or end."""
-    execution = commands.decide_step(
+    execution = services.decide_step(
         caller=caller,
         execution_ref=given.execution_id,
         step_id=given.step_id,
@@ -437,7 +436,7 @@ def cancel_execution(caller: Caller, given: CancelExecution) -> Reply:
 
     The status stays `executing` until its workers have stopped; then it becomes `canceled`.
     """
-    execution = commands.cancel(caller=caller, execution_ref=given.execution_id, reason=given.reason)
+    execution = services.cancel(caller=caller, execution_ref=given.execution_id, reason=given.reason)
     moved = _moved(selectors.report_on(execution), None)
     return Reply(moved, 200 if execution.is_final else 202)
 

@@ -44,7 +44,7 @@ from apps.receipts.models import Receipt
 from apps.tasks import selectors
 from apps.tasks.models import Artifact, Budget, BulkAction, Queue, Schedule, Task, TaskType
 from apps.tasks.results import ARTIFACT, artifact_digest
-from apps.tasks.services import ending, operating, scheduling, types
+from apps.tasks.services import operating, queueing, running
 from apps.tasks.shapes import QueueFigures, Rate
 from apps.tasks.states import TERMINAL, BulkVerb, Status
 
@@ -174,7 +174,7 @@ class _PausableAdmin(OperatorAdmin):
     )
     def pause(self, pausable: Queue | TaskType, given: Mapping[str, Any]) -> str:
         with acting_in(pausable.tenant_id, _WHY):
-            types.pause(pausable)
+            queueing.pause(pausable)
         return f"{pausable} is paused."
 
     @verb(
@@ -185,7 +185,7 @@ class _PausableAdmin(OperatorAdmin):
     )
     def resume(self, pausable: Queue | TaskType, given: Mapping[str, Any]) -> str:
         with acting_in(pausable.tenant_id, _WHY):
-            types.resume(pausable)
+            queueing.resume(pausable)
         return f"{pausable} is given out again."
 
 
@@ -210,7 +210,7 @@ class QueueAdmin(_PausableAdmin):
     @verb("Drain", explanation="Pause, and order back what is leased.", permission="tasks.operate_queue")
     def drain(self, queue: Queue, given: Mapping[str, Any]) -> str:
         with acting_in(queue.tenant_id, _WHY):
-            types.pause(queue, drain=True)
+            queueing.pause(queue, drain=True)
         return f"{queue} is paused, and its workers are told to hand back what they hold."
 
     @verb(
@@ -224,7 +224,7 @@ class QueueAdmin(_PausableAdmin):
         rate = Rate(leases=given["rate"], per_seconds=given["rate_seconds"]) if given["rate"] else None
         limits = {"concurrency": given["concurrency"], "rate": rate, "fair": given["fair"]}
         with acting_in(queue.tenant_id, _WHY):
-            types.set_queue(tenant_id=queue.tenant_id, name=queue.name, **limits)
+            queueing.set_queue(tenant_id=queue.tenant_id, name=queue.name, **limits)
         return f"The limits of {queue} are set."
 
     @admin.display(description="Figures")
@@ -323,7 +323,7 @@ class ScheduleAdmin(OperatorAdmin):
         possible=lambda schedule: schedule.next_at is not None,
     )
     def stop(self, schedule: Schedule, given: Mapping[str, Any]) -> str:
-        scheduling.switch(schedule_id=schedule.pk, on=False)
+        queueing.switch(schedule_id=schedule.pk, on=False)
         return f"{schedule} is stopped."
 
     @verb(
@@ -333,7 +333,7 @@ class ScheduleAdmin(OperatorAdmin):
         possible=lambda schedule: schedule.next_at is None,
     )
     def resume(self, schedule: Schedule, given: Mapping[str, Any]) -> str:
-        scheduling.switch(schedule_id=schedule.pk, on=True)
+        queueing.switch(schedule_id=schedule.pk, on=True)
         return f"{schedule} queues again."
 
 
@@ -375,7 +375,7 @@ class TaskAdmin(OperatorAdmin):
     )
     def cancel(self, task: Task, given: Mapping[str, Any]) -> str:
         with acting_in(task.tenant_id, _WHY):
-            status = ending.cancel(caller=on_behalf_of(task.requester), task_id=task.pk)
+            status = running.cancel(caller=on_behalf_of(task.requester), task_id=task.pk)
         return f"{task} is {status}."
 
     @verb(

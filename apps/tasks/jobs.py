@@ -25,7 +25,7 @@ from apps.tasks import handlers, results
 from apps.tasks.handlers import Canceled, Failed, Postponed
 from apps.tasks.lease_tokens import task_of
 from apps.tasks.models import Task
-from apps.tasks.services import artifacts, beating, dependencies, ending, leasing
+from apps.tasks.services import queueing, running
 from apps.tasks.shapes import (
     Completion,
     Delivery,
@@ -61,7 +61,7 @@ def work(tenant_id: int, queue: str) -> bool:
     started = time.monotonic()
     while time.monotonic() - started < _PATIENCE_SECONDS:
         with gate.acting():
-            grants = leasing.lease(
+            grants = running.lease(
                 worker=gate, queues=[queue], task_types=handlers.names(), host=socket.gethostname()[:100]
             )
             if not grants:
@@ -148,7 +148,7 @@ class _Run:
         progress = ProgressInput(percent=percent, message=message)
         beat = HeldLease(**self._proof, progress=progress, checkpoint=checkpoint, sequence=sequence)
         with self._gate.acting():
-            (answer,) = beating.heartbeat(worker=self._gate, heartbeats=[beat])
+            (answer,) = running.heartbeat(worker=self._gate, heartbeats=[beat])
         if answer.status == "ok":
             self._leased_until = begun + answer.lease_ms / 1000
         if answer.status == "lost" or answer.order == "cancel":
@@ -191,7 +191,7 @@ class _Run:
             result = handlers.handler_of(grant.task_type)(self, grant.params)
             results.check_result(pointer=result.pointer, summary=result.summary)
             task_id = task_of(grant.task_id)
-            delivery = artifacts.prepare(tenant_id=self._gate.tenant_id, task_id=task_id, pointer=result.pointer)
+            delivery = running.prepare(tenant_id=self._gate.tenant_id, task_id=task_id, pointer=result.pointer)
         except (Canceled, Postponed) as stopped:
             return stopped
         except Failed as failed:
@@ -218,12 +218,12 @@ class _Run:
             if isinstance(ended, tuple):
                 proof = {**self._proof, "task_id": task_of(self.task_id)}
                 done = Completion(**proof, delivery=ended[0], summary=ended[1])
-                answer = ending.complete_many([(self._gate, done)]).answers[0]
+                answer = running.complete_many([(self._gate, done)]).answers[0]
             elif isinstance(ended, FailTask):
-                answer = ending.fail(worker=self._gate, failure=ended)
+                answer = running.fail(worker=self._gate, failure=ended)
             else:
                 releases = [ReleaseTask(**self._proof)]
-                (answer,) = ending.release_many(worker=self._gate, releases=releases, retry_after=_pause(ended))
+                (answer,) = running.release_many(worker=self._gate, releases=releases, retry_after=_pause(ended))
         if isinstance(answer, DomainError):
             # Somebody else has the task, or it was canceled.
             level = logging.WARNING if isinstance(answer, Conflict) else logging.ERROR
@@ -265,7 +265,7 @@ def execute(tenant_id: int, queue: str) -> None:
 @shared_task(name="tasks.release_dependants", ignore_result=True)
 def release_dependants(tenant_id: int) -> None:
     """Release tasks whose dependencies have ended. Safe to lose, repeat or overlap."""
-    dependencies.release_dependants_in(tenant_id=tenant_id)
+    queueing.release_dependants_in(tenant_id=tenant_id)
 
 
 _publisher = Publisher("tasks.execute", expires=_FRESH_SECONDS, most_at_once=_MOST_AT_ONCE)

@@ -2,18 +2,18 @@ from datetime import timedelta
 from typing import Final
 
 from apps.core.ticks import tick
-from apps.tasks.services import dependencies, operating, scheduling, sweeping, types
+from apps.tasks.services import operating, queueing
 from apps.tasks.signals import task_queued
 
-tick(every=timedelta(seconds=2))(sweeping.admit_waiting)
-tick(every=timedelta(seconds=20))(sweeping.keep_history)
+tick(every=timedelta(seconds=2))(operating.admit_waiting)
+tick(every=timedelta(seconds=20))(operating.keep_history)
 
 
 @tick(every=timedelta(seconds=1))
 def bring_back() -> None:
     """Reclaim expired leases and ready due tasks, in batches until none is full."""
     for _ in range(30):
-        if max(sweeping.bring_back()) < sweeping.SWEEP_BATCH:
+        if max(operating.bring_back()) < operating.SWEEP_BATCH:
             return
 
 
@@ -21,14 +21,14 @@ def bring_back() -> None:
 def end_what_must() -> None:
     """End tasks that must not run again."""
     for _ in range(30):
-        if sweeping.end_what_must() < sweeping.SWEEP_BATCH:
+        if operating.end_what_must() < operating.SWEEP_BATCH:
             return
 
 
 @tick(every=timedelta(seconds=1))
 def announce() -> None:
     """Announce ready work again: its message may have been lost, or a limit may let it through now."""
-    for tenant_id, queue, task_type in sweeping.ready_again():
+    for tenant_id, queue, task_type in operating.ready_again():
         task_queued.send(sender=None, tenant_id=tenant_id, queue=queue, task_type=task_type)
 
 
@@ -36,7 +36,7 @@ def announce() -> None:
 def fire_schedules() -> None:
     """Queue what schedules have due."""
     for _ in range(10):
-        if scheduling.fire_schedules() < scheduling.SCHEDULE_BATCH:
+        if queueing.fire_schedules() < queueing.SCHEDULE_BATCH:
             return
 
 
@@ -44,7 +44,7 @@ def fire_schedules() -> None:
 def release_dependants() -> None:
     """Release dependants whose message was lost, and the further links of chains."""
     for _ in range(20):
-        if not dependencies.release_dependants():
+        if not queueing.release_dependants():
             return
 
 
@@ -60,11 +60,11 @@ def go_on_with_bulk_actions() -> None:
 def settle_fair_shares() -> None:
     """Note the requesters of tasks that were queued before their queue became fair."""
     for _ in range(500):
-        if types.settle_fair_shares() < types.FAIR_SHARES_BATCH:
+        if queueing.settle_fair_shares() < queueing.FAIR_SHARES_BATCH:
             return
 
 
-_retention = sweeping.Walk()
+_retention = operating.Walk()
 _AT_LEISURE: Final = 7
 
 

@@ -28,8 +28,8 @@ from apps.tasks.results import (
     artifact_pointer,
     inline_bytes,
 )
-from apps.tasks.services import artifacts, beating, ending, leasing, operating, queueing, scheduling, types
-from apps.tasks.services.artifacts import NOTHING
+from apps.tasks.services import operating, queueing, running
+from apps.tasks.services.running import NOTHING
 from apps.tasks.shapes import (
     Completion,
     FailTask,
@@ -134,7 +134,7 @@ def check_task_status(caller: Caller, given: CheckTask) -> TaskStatus:
     """The state of a task of which you are the requester or recipient. There is no need to poll: its end comes
     to your inbox. With `wait` it stays until the end, and reports progress if you give a progress token.
     """
-    ending.refuse_strangers(caller=caller, task_ids=[task_of(given.task_id)])
+    running.refuse_strangers(caller=caller, task_ids=[task_of(given.task_id)])
     return selectors.status(given.task_id)
 
 
@@ -151,7 +151,7 @@ def check_task_status(caller: Caller, given: CheckTask) -> TaskStatus:
 def fetch_task_result(caller: Caller, given: TaskNamed) -> TaskResult:
     """The result of a finished task: its pointer, and its content if this hub can read it."""
     with caller.acting():
-        found = artifacts.fetch_result(caller=caller, task_id=task_of(given.task_id))
+        found = running.fetch_result(caller=caller, task_id=task_of(given.task_id))
         if not (found.result_pointer or "").startswith(f"{ARTIFACT}:"):
             return found
         stored = selectors.artifact(tenant_id=caller.tenant_id, digest=artifact_digest(found.result_pointer or ""))
@@ -182,7 +182,7 @@ def cancel_task(caller: Caller, given: TaskNamed) -> Reply:
     """Cancel a task that you asked for: at once if nobody holds it, else when its holder obeys or its lease
     ends.
     """
-    status = ending.cancel(caller=caller, task_id=task_of(given.task_id))
+    status = running.cancel(caller=caller, task_id=task_of(given.task_id))
     output = CancelOutput(task_id=given.task_id, status="canceled" if status == "canceled" else "canceling")
     return Reply(output, 200 if output.status == "canceled" else 202)
 
@@ -228,7 +228,7 @@ def lease_tasks(caller: Caller, given: LeaseTasks) -> Reply:
     """Lease up to `capacity` tasks. A lease lasts lease_ms from your last heartbeat. End each task with
     complete_task, fail_task or release_task. With wait_seconds the request waits for work.
     """
-    grants = leasing.lease(worker=caller, **given.model_dump(exclude={"wait_seconds"}))
+    grants = running.lease(worker=caller, **given.model_dump(exclude={"wait_seconds"}))
     return Reply(LeasedTasks(tasks=grants), 200) if grants else Reply(None, 204)
 
 
@@ -258,7 +258,7 @@ class HeartbeatAnswers(Output):
 )
 def heartbeat_tasks(caller: Caller, given: HeartbeatTasks) -> HeartbeatAnswers:
     """Renew your leases, well before lease_ms have passed, and get an order for each."""
-    return HeartbeatAnswers(results=beating.heartbeat(worker=caller, heartbeats=given.leases))
+    return HeartbeatAnswers(results=running.heartbeat(worker=caller, heartbeats=given.leases))
 
 
 @operation(
@@ -270,7 +270,7 @@ def heartbeat_tasks(caller: Caller, given: HeartbeatTasks) -> HeartbeatAnswers:
 )
 def heartbeat_task(caller: Caller, given: HeldLease) -> HeartbeatAnswer:
     """Renew one lease. Unlike the batch form, a lost lease is refused with 409."""
-    (answer,) = beating.heartbeat(worker=caller, heartbeats=[given])
+    (answer,) = running.heartbeat(worker=caller, heartbeats=[given])
     if answer.status == "lost":
         raise Conflict(f"This lease is lost: {answer.reason}.", reason=answer.reason, code="lease_lost")
     return answer
@@ -295,7 +295,7 @@ class ControlledTask(Output):
 )
 def control_task(caller: Caller, given: ControlTask) -> ControlledTask:
     """Give the holder of a task that you asked for an order, with its next heartbeat."""
-    beating.control(caller=caller, task_id=task_of(given.task_id), order=Order(given.order))
+    running.control(caller=caller, task_id=task_of(given.task_id), order=Order(given.order))
     return ControlledTask(task_id=given.task_id, order=given.order)
 
 
@@ -345,7 +345,7 @@ def _complete(
     prepared = [_prepared(caller, one) for caller, one in calls]
     ready = [(caller, one) for (caller, _), one in zip(calls, prepared, strict=True) if isinstance(one, Completion)]
     with calls[0][0].acting() if any(_is_stored(one) for _, one in calls) else nullcontext():
-        completed = ending.complete_many(ready, lease_next=lease_next)
+        completed = running.complete_many(ready, lease_next=lease_next)
     answers = iter(completed.answers)
     results = [one if isinstance(one, DomainError) else next(answers) for one in prepared]
     return results, completed.following
@@ -355,8 +355,8 @@ def _prepared(caller: Caller, given: TaskCompletion) -> Completion | DomainError
     try:
         task_id = task_of(given.task_id)
         if _is_stored(given):  # nothing is, of those who can't prove their lease
-            ending.prove(worker=caller, task_id=task_id, lease_token=given.lease_token)
-        delivery = artifacts.prepare(
+            running.prove(worker=caller, task_id=task_id, lease_token=given.lease_token)
+        delivery = running.prepare(
             tenant_id=caller.tenant_id,
             task_id=task_id,
             result=given.result if "result" in given.model_fields_set else NOTHING,
@@ -409,7 +409,7 @@ def complete_task(caller: Caller, given: CompleteTask) -> CompletedTask:
 )
 def fail_task(caller: Caller, given: FailTask) -> UnsuccessfulRun:
     """End a run as failed: the task is tried again after a delay, or becomes a dead letter. Safe to repeat."""
-    return only([ending.fail(worker=caller, failure=given)])
+    return only([running.fail(worker=caller, failure=given)])
 
 
 @operation(
@@ -424,7 +424,7 @@ def fail_task(caller: Caller, given: FailTask) -> UnsuccessfulRun:
 )
 def release_task(caller: Caller, given: ReleaseTask) -> UnsuccessfulRun:
     """Return a task to its queue for another task worker; no attempt is counted. Safe to repeat."""
-    return only(ending.release_many(worker=caller, releases=[given]))
+    return only(running.release_many(worker=caller, releases=[given]))
 
 
 # Many at once: one transaction, and for each what the single verb answers or refuses.
@@ -538,7 +538,7 @@ class ReleasedTasks(Output):
 )
 def release_tasks(caller: Caller, given: ReleaseTasks) -> ReleasedTasks:
     """Release several tasks, as when you drain or stop. A lost lease is refused by itself. Safe to repeat."""
-    answers = ending.release_many(worker=caller, releases=given.releases)
+    answers = running.release_many(worker=caller, releases=given.releases)
     return ReleasedTasks(results=_each(given.releases, answers))
 
 
@@ -617,7 +617,7 @@ def read_artifact(caller: Caller, given: ArtifactNamed) -> ArtifactOutput:
 )
 def register_task_type(caller: Caller, given: RegisterTaskType) -> Reply:
     """Add a task type: the schema of its params and the policy of its runs. The same name again changes it."""
-    task_type, is_new = types.register_type(tenant_id=caller.tenant_id, given=given, now=timezone.now())
+    task_type, is_new = queueing.register_type(tenant_id=caller.tenant_id, given=given, now=timezone.now())
     return Reply(task_type_output(task_type), 201 if is_new else 200)
 
 
@@ -694,7 +694,7 @@ def read_task_result(caller: Caller, given: ReadTaskResult) -> ResultPart:
     inline or an artifact.
     """
     with caller.acting():
-        found = artifacts.fetch_result(caller=caller, task_id=task_of(given.task_id))
+        found = running.fetch_result(caller=caller, task_id=task_of(given.task_id))
         place = selectors.located(found, tenant_id=caller.tenant_id)
     part = selectors.read_part(place, offset=given.offset, limit=given.limit)
     reached, size = given.offset + len(part), found.size or 0
@@ -733,7 +733,7 @@ def task_timeline(caller: Caller, given: TaskTimeline) -> Timeline:
     """What happened to a task of which you are the requester or recipient, in order. It has the queueing, each
     run with its holder, progress and end, and the end of the task.
     """
-    ending.refuse_strangers(caller=caller, task_ids=[task_of(given.task_id)])
+    running.refuse_strangers(caller=caller, task_ids=[task_of(given.task_id)])
     story = selectors.timeline(given.task_id, after=given.position or 0, limit=given.limit)
     return Timeline(
         task_id=given.task_id,
@@ -842,7 +842,7 @@ class QueuePolicy(Output):
 def set_queue_limits(caller: Caller, given: SetQueueLimits) -> QueuePolicy:
     """Replace the limits of a queue; what is left out is not limited. register_task_type limits a single type."""
     return _policy(
-        types.set_queue(
+        queueing.set_queue(
             tenant_id=caller.tenant_id,
             name=given.queue,
             concurrency=given.concurrency,
@@ -873,8 +873,8 @@ def pause_queue(caller: Caller, given: PauseQueue) -> QueuePolicy:
     """Grant no leases from this queue until resume_queue. Leases that are held go on, unless you drain the
     queue.
     """
-    line = types.queue_named(tenant_id=caller.tenant_id, name=given.queue)
-    types.pause(line, drain=given.drain)
+    line = queueing.queue_named(tenant_id=caller.tenant_id, name=given.queue)
+    queueing.pause(line, drain=given.drain)
     return _policy(line)
 
 
@@ -888,8 +888,8 @@ def pause_queue(caller: Caller, given: PauseQueue) -> QueuePolicy:
 )
 def resume_queue(caller: Caller, given: QueueNamed) -> QueuePolicy:
     """Grant leases from a paused queue again."""
-    line = types.queue_named(tenant_id=caller.tenant_id, name=given.queue)
-    types.resume(line)
+    line = queueing.queue_named(tenant_id=caller.tenant_id, name=given.queue)
+    queueing.resume(line)
     return _policy(line)
 
 
@@ -916,8 +916,8 @@ class TypeNamed(Input):
 )
 def pause_task_type(caller: Caller, given: TypeNamed) -> TaskTypeOutput:
     """Grant no leases of this type until it is resumed. Leases that are held go on."""
-    task_type = types.type_for(tenant_id=caller.tenant_id, name=given.task_type)
-    types.pause(task_type)
+    task_type = queueing.type_for(tenant_id=caller.tenant_id, name=given.task_type)
+    queueing.pause(task_type)
     return task_type_output(task_type)
 
 
@@ -930,8 +930,8 @@ def pause_task_type(caller: Caller, given: TypeNamed) -> TaskTypeOutput:
 )
 def resume_task_type(caller: Caller, given: TypeNamed) -> TaskTypeOutput:
     """Grant leases of this type again."""
-    task_type = types.type_for(tenant_id=caller.tenant_id, name=given.task_type)
-    types.resume(task_type)
+    task_type = queueing.type_for(tenant_id=caller.tenant_id, name=given.task_type)
+    queueing.resume(task_type)
     return task_type_output(task_type)
 
 
@@ -967,7 +967,7 @@ def schedule_task(caller: Caller, given: ScheduleTask) -> Reply:
     """Queue a task at every time of a timetable, as if you had asked for it then. Missed times queue one together.
     The receipts of the ends arrive in the recipient's inbox.
     """
-    schedule, is_new = scheduling.set_schedule(caller=caller, draft=given)
+    schedule, is_new = queueing.set_schedule(caller=caller, draft=given)
     return Reply(ScheduleOutput.model_validate(schedule), 201 if is_new else 200)
 
 
@@ -1010,5 +1010,5 @@ class RemovedSchedule(Output):
 )
 def remove_schedule(caller: Caller, given: ScheduleNamed) -> RemovedSchedule:
     """Remove a schedule of yours. Tasks that it has queued go on."""
-    scheduling.remove_schedule(caller=caller, name=given.name)
+    queueing.remove_schedule(caller=caller, name=given.name)
     return RemovedSchedule(name=given.name)

@@ -16,7 +16,7 @@ from apps.principals.models import Tenant
 from apps.principals.tenancy import acting_in
 from apps.workers import selectors
 from apps.workers.models import Offer, SigningKey, SourceEntry, State, Worker, WorkerEvent, WorkerSource
-from apps.workers.services import discovery, registry
+from apps.workers.services import registry
 from apps.workers.trust import ALLOWED, Tier, in_words
 
 _WHY: Final = "console: operating MCP workers"
@@ -139,10 +139,10 @@ class WorkerAdmin(OperatorAdmin):
         submit="Look at it",
     )
     def add_server(self, request: HttpRequest, given: Mapping[str, Any]) -> tuple[str, str]:
-        seen = discovery.visit(given["url"])
+        seen = registry.visit(given["url"])
         with acting_in(given["tenant"].pk, _WHY):
-            principal = discovery.principal_for_servers(tenant_id=given["tenant"].pk)
-            added = discovery.add_server(principal=principal, url=given["url"], seen=seen, why=given["reason"])
+            principal = registry.principal_for_servers(tenant_id=given["tenant"].pk)
+            added = registry.add_server(principal=principal, url=given["url"], seen=seen, why=given["reason"])
             worker = selectors.worker_named(added.worker_id)
             self.log_change(request, worker, f"Add a server: {given['reason']}")
         page = reverse("admin:workers_worker_change", args=[worker.pk])
@@ -158,7 +158,7 @@ class WorkerAdmin(OperatorAdmin):
     )
     def approve(self, worker: Worker, given: Mapping[str, Any]) -> str:
         with acting_in(worker.tenant_id, _WHY):
-            names = registry.approve(
+            names = registry.approve_tools(
                 tenant_id=worker.tenant_id, worker_id=worker.worker_id, uids=given["tools"], why=given["reason"]
             )
         return f"Approved: {', '.join(names)}."
@@ -258,5 +258,5 @@ class WorkerSourceAdmin(OperatorAdmin):
     )
     def look_now(self, source: WorkerSource, _given: Mapping[str, Any]) -> str:
         with acting_in(source.tenant_id, _WHY):
-            discovery.change_source(tenant_id=source.tenant_id, name=source.name)
+            registry.change_source(tenant_id=source.tenant_id, name=source.name)
         return f"{source} is looked at within a second."

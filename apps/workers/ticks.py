@@ -5,12 +5,12 @@ from datetime import timedelta
 from apps.core.ticks import is_stopping, tick
 from apps.principals.tenancy import acting_as_system, acting_in
 from apps.workers import selectors
-from apps.workers.services import discovery, health, memory, registry
+from apps.workers.services import registry
 
-tick(every=timedelta(seconds=5))(health.mark_late)
+tick(every=timedelta(seconds=5))(registry.mark_late)
 tick(every=timedelta(seconds=5))(registry.lapse_trust)
-tick(every=timedelta(seconds=1), calls_out=True)(discovery.discover)
-tick(every=timedelta(seconds=1), calls_out=True)(health.probe)
+tick(every=timedelta(seconds=1), calls_out=True)(registry.discover)
+tick(every=timedelta(seconds=1), calls_out=True)(registry.probe)
 tick(every=timedelta(hours=1))(registry.forget_events)
 
 
@@ -22,7 +22,7 @@ def fold_calls() -> None:
 
 @tick(every=timedelta(seconds=5), lasts=True)
 def listen() -> None:
-    from apps.workers.services import listening  # noqa: PLC0415  # takes most of a second, and few processes need it
+    from apps.workers import listening  # noqa: PLC0415  # takes most of a second, and few processes need it
 
     listening.listen(until=is_stopping)
 
@@ -33,4 +33,4 @@ def remember() -> None:
         tenants = selectors.tenants_to_remember()
     for tenant_id in tenants:
         with acting_in(tenant_id, "the registry, written to memory"):
-            memory.remember()
+            registry.remember()

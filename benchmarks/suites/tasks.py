@@ -17,7 +17,7 @@ from apps.core.errors import DomainError
 from apps.principals.tenancy import Caller
 from apps.tasks.lease_tokens import task_of
 from apps.tasks.models import FinishedTask, Run, Task, run_key
-from apps.tasks.services import ending, leasing, queueing, types
+from apps.tasks.services import queueing, running
 from apps.tasks.shapes import Completion, Delivery, LeasedTask, QueueTask, RegisterTaskType
 from benchmarks import PYTHON_CLIENT, measure
 from benchmarks.bench import AGENTS, Bench, Client
@@ -182,7 +182,7 @@ def _make_lines(owner: Caller, clients: int) -> None:
     own = [f"{name}_{number}" for number in range(clients) for name in ("line", "stock")]
     for name in (_WAKING, _OUT_OF_THE_BOX, _ABANDONED, *own):
         with owner.acting():
-            types.register_type(
+            queueing.register_type(
                 tenant_id=owner.tenant_id, given=RegisterTaskType(name=name, queue=name), now=timezone.now()
             )
     _queue_up(owner, "line_0", AGENTS)
@@ -231,7 +231,7 @@ def _from_stock(owner: Caller, *, batch: int, clients: int, seconds: float, time
 
 def _lease_and_complete(worker: Caller, name: str, batch: int) -> int:
     with worker.acting():
-        grants = leasing.lease(worker=worker, queues=[name], capacity=batch)
+        grants = running.lease(worker=worker, queues=[name], capacity=batch)
     _complete(worker, grants)
     return len(grants)
 
@@ -242,7 +242,7 @@ def _complete(worker: Caller, held: Sequence[LeasedTask]) -> None:
         Completion(task_id=task_of(one.task_id), lease_token=one.lease_token, delivery=Delivery()) for one in held
     ]
     with worker.acting():
-        answers = ending.complete_many([(worker, one) for one in completions]).answers
+        answers = running.complete_many([(worker, one) for one in completions]).answers
     for answer in answers:
         if isinstance(answer, DomainError):
             raise answer
@@ -351,5 +351,5 @@ def _lease_and_die(owner: Caller) -> float:
     """The deadline of leases of a process that ends."""
     _queue_up(owner, _ABANDONED, _WAITERS)
     with owner.acting():
-        grants = leasing.lease(worker=owner, queues=[_ABANDONED], capacity=_WAITERS, lease_seconds=2)
+        grants = running.lease(worker=owner, queues=[_ABANDONED], capacity=_WAITERS, lease_seconds=2)
     return time.monotonic() + grants[0].lease_ms / 1000

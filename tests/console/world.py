@@ -15,7 +15,7 @@ from apps.memory.states import ItemType
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.tasks.models import QueueHistory
-from apps.tasks.services import scheduling, sweeping
+from apps.tasks.services import operating, queueing
 from apps.tasks.shapes import BudgetInput, Rate, ScheduleTask
 from tests.delivery.conftest import make_remote, make_webhook, move_away
 from tests.digests.makers import post, post_grouped, set_policy
@@ -94,7 +94,7 @@ def _work(kee: Caller, worker: Caller) -> None:
     tasks.queue(kee)
     tasks.queue(kee, depends_on=[held.task_id], budget=BudgetInput(tokens=1000, cost_usd=0.5))
     with acting_as(kee):
-        scheduling.set_schedule(caller=kee, draft=ScheduleTask(name="nightly", task_type="index", cron="0 3 * * *"))
+        queueing.set_schedule(caller=kee, draft=ScheduleTask(name="nightly", task_type="index", cron="0 3 * * *"))
     _keep_history()
 
 
@@ -102,6 +102,6 @@ def _keep_history() -> None:
     """The minute in which something ended is kept when it is over."""
     with acting_as_system("test"), connection.cursor() as cursor:
         cursor.execute("select set_config('gatehouse.now', (now() + interval '75 seconds')::text, true)")
-        sweeping.keep_history()
+        operating.keep_history()
         QueueHistory.objects.update(minute_at=F("minute_at") - timedelta(minutes=5))
         cursor.execute("select set_config('gatehouse.now', '', true)")

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from apps.delivery import services
 from apps.delivery.models import Delivery, Endpoint, Target
-from apps.delivery.services import sending, targets
-from apps.delivery.services.targets import TargetWithSecret
+from apps.delivery.services import TargetWithSecret
 from apps.digests import services as digests
 from apps.principals.models import Principal, Tenant
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
@@ -23,14 +23,14 @@ STORED = {"status": "stored", "uuid": "0190a0a0-0000-7000-8000-000000000001", "r
 def make_webhook(owner: Caller, url: str, **changes: Any) -> TargetWithSecret:
     given: dict[str, Any] = {"notify_lease": timedelta(minutes=10), "min_unacked": 1}
     with acting_as(owner):
-        return targets.add(caller=owner, url=url, now=T0, **(given | changes))
+        return services.add(caller=owner, url=url, now=T0, **(given | changes))
 
 
 def make_remote(
     caller: Caller, url: str, name: str = "north", *, endpoint: Endpoint = Endpoint.GATEHOUSE, **given: Any
 ) -> Target:
     with acting_as(caller):
-        return targets.put_remote(
+        return services.put_remote(
             tenant_id=caller.tenant_id,
             name=name,
             url=url,
@@ -44,19 +44,21 @@ def move_away(caller: Caller, principal: Principal | Caller, target: str = "nort
     """From now on the principal's receipts go to the target."""
     principal_id = principal.principal_id if isinstance(principal, Caller) else principal.pk
     with acting_as(caller):
-        targets.set_route(tenant_id=caller.tenant_id, principal_id=principal_id, target=target, remote_name=remote_name)
+        services.set_route(
+            tenant_id=caller.tenant_id, principal_id=principal_id, target=target, remote_name=remote_name
+        )
 
 
 def deliver() -> None:
     """Send what is due, to all targets, as worker processes do."""
-    while sending.deliver_next():
+    while services.deliver_next():
         pass
 
 
 def wake(target: Target) -> bool:
     """Queue and send the wakes of a target; says whether it was called."""
     digests.queue_wakes()
-    return bool(sending.deliver_to(tenant_id=target.tenant_id, target_id=target.pk))
+    return bool(services.deliver_to(tenant_id=target.tenant_id, target_id=target.pk))
 
 
 def reloaded(target: Target) -> Target:

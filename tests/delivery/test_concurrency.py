@@ -17,9 +17,9 @@ from pytest_django.live_server_helper import LiveServer
 
 from apps.core.errors import Conflict
 from apps.core.sql import database_now
+from apps.delivery import services
 from apps.delivery.models import Delivery, Endpoint, State, Target
-from apps.delivery.services import sending, targets
-from apps.delivery.services.targets import TargetWithSecret
+from apps.delivery.services import TargetWithSecret
 from apps.digests import services as digests
 from apps.principals.models import Principal, Tenant
 from apps.principals.scopes import Scope
@@ -191,9 +191,9 @@ def test_worker_that_dies_before_it_notes_the_answer_doubles_nothing(
 ) -> None:
     written = write(kee, lee)
     with acting_in(kee.tenant_id, "test"):
-        claim = sending.claim(target_id=deployment.pk)
+        claim = services.claim(target_id=deployment.pk)
     assert claim is not None
-    sending.send(claim)  # and then the process is gone
+    services.send(claim)  # and then the process is gone
     assert (there(), states()) == (written, {State.PENDING})
     deliver()
     assert states() == {State.PENDING}
@@ -207,7 +207,7 @@ def test_concurrent_workers_send_each_delivery_once(
     kee: Caller, lee: Caller, north: Target, remote: Remote, task: str | None
 ) -> None:
     written = write(kee, lee, 20)
-    work = app.tasks[task] if task else partial(sending.deliver_to, tenant_id=kee.tenant_id, target_id=north.pk)
+    work = app.tasks[task] if task else partial(services.deliver_to, tenant_id=kee.tenant_id, target_id=north.pk)
     at_once(*[work] * 4)
     deliver()
     assert sorted(one.json["receipt_id"] for one in remote.received) == sorted(written)
@@ -231,7 +231,7 @@ def test_hanging_target_holds_no_lock_and_delays_no_other(
     mo = make_caller(tenant, "Mo")
     move_away(kee, mo, "slow", "Mo")
     write(kee, mo, 3)
-    hanging = Other(sending.deliver_next)
+    hanging = Other(services.deliver_next)
     while not remote.received:
         assert hanging.is_alive()
     written = write(kee, lee, 3)
@@ -289,11 +289,11 @@ def test_deleting_or_changing_a_target_during_its_call_does_not_deadlock(kee: Ca
 
     def rotate() -> None:
         with acting_as(kee):
-            targets.rotate_secret(principal_id=kee.principal_id, target_id=target.pk, overlap=timedelta(minutes=1))
+            services.rotate_secret(principal_id=kee.principal_id, target_id=target.pk, overlap=timedelta(minutes=1))
 
     def delete() -> None:
         with acting_as(kee):
-            targets.delete(principal_id=kee.principal_id, target_id=target.pk)
+            services.delete(principal_id=kee.principal_id, target_id=target.pk)
 
     for change in (rotate, rotate, delete):
         write(kee, kee)
@@ -312,7 +312,7 @@ def _holding(owner: Caller) -> Iterator[None]:
 
 
 def test_concurrent_additions_stay_within_the_limit(kee: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("apps.delivery.services.targets.MOST", 1)
+    monkeypatch.setattr("apps.delivery.services.MOST", 1)
     adds = [partial(make_webhook, kee, f"https://agent.example/{number}") for number in range(2)]
     assert {type(one) for one in race_behind(partial(_holding, kee), *adds)} == {TargetWithSecret, Conflict}
     with acting_as(kee):

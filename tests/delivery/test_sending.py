@@ -11,10 +11,10 @@ from pytest_django import Settings
 from apps.core.errors import Conflict
 from apps.core.sql import database_now, fetch
 from apps.delivery import jobs
+from apps.delivery import services as sending
 from apps.delivery.models import Delivery, Endpoint, State, Target
 from apps.delivery.senders import Delivered, Later, Refused, Verdict
-from apps.delivery.services import sending, targets
-from apps.delivery.services.sending import COOL_DOWN, FAILURES_TO_OPEN, Claim
+from apps.delivery.services import COOL_DOWN, FAILURES_TO_OPEN, Claim
 from apps.digests.models import Entry, Inbox
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
@@ -433,7 +433,7 @@ def test_ledger_receipt_is_sent_to_endpoints_that_know_ledgers(
 
 def test_principal_that_moves_back_receives_here_again(kee: Caller, lee: Caller) -> None:
     assert post(kee).entry_ref is not None
-    targets.remove_route(principal_id=lee.principal_id)
+    sending.remove_route(principal_id=lee.principal_id)
     assert post(lee, poster=kee).entry_ref is not None
     assert not Delivery.objects.exists()
 

@@ -16,10 +16,10 @@ from standardwebhooks import Webhook, WebhookVerificationError
 from apps.console import health, metrics
 from apps.core.ids import format_ref
 from apps.core.sealing import unseal
+from apps.delivery import services
 from apps.delivery.models import Delivery, RemoteRoute, State, Target
 from apps.delivery.selectors import remote_named
 from apps.delivery.senders import Delivered, Refused
-from apps.delivery.services import sending, targets
 from apps.digests import selectors as inboxes
 from apps.digests import services as digests
 from apps.principals import services as principals
@@ -49,7 +49,7 @@ def ack_all(reader: Caller) -> None:
 
 def change(owner: Caller, target: Target, **changes: Any) -> None:
     enabled = changes.pop("enabled", None)
-    targets.change(principal_id=owner.principal_id, target_id=target.pk, changes=changes, enabled=enabled, now=T0)
+    services.change(principal_id=owner.principal_id, target_id=target.pk, changes=changes, enabled=enabled, now=T0)
 
 
 def test_wake_is_signed_and_says_how_much_is_there_and_not_what(as_kee: Caller, agent: Remote) -> None:
@@ -175,15 +175,15 @@ def test_webhook_is_called_for_its_owners_inbox_only(as_kee: Caller, agent: Remo
 
 
 def test_disabled_principal_and_stopped_target_are_not_called(target: Target, as_kee: Caller) -> None:
-    targets.change(target_id=target.pk, enabled=False, reason="enough", now=T0)
+    services.change(target_id=target.pk, enabled=False, reason="enough", now=T0)
     assert not wake(target)
-    targets.change(target_id=target.pk, enabled=True, now=T0)
+    services.change(target_id=target.pk, enabled=True, now=T0)
     digests.queue_wakes()
     principals.disable_principal(principal_id=as_kee.principal_id, now=T0)
-    assert not sending.deliver_next()
+    assert not services.deliver_next()
     assert digests.queue_wakes() == 0
     Principal.objects.filter(pk=as_kee.principal_id).update(disabled_at=None)
-    assert sending.deliver_next()
+    assert services.deliver_next()
     assert reloaded(target).sent == 1
 
 
@@ -219,7 +219,7 @@ def test_final_refusal_stops_the_target_until_it_is_resumed(
     assert reloaded(target).stopped_reason == f"HTTP {status}", "the first reason stays"
     pass_time(3600)
     assert not wake(target)
-    targets.change(target_id=target.pk, enabled=True, now=T0)
+    services.change(target_id=target.pk, enabled=True, now=T0)
     agent.always = says(200)
     assert wake(target)
     assert reloaded(target).stopped_reason is None
@@ -265,14 +265,14 @@ def test_private_address_is_not_called_even_if_it_is_stored(as_kee: Caller) -> N
 def _send_while_acking(target: Target, *acked: Any, later: timedelta) -> None:
     """Ack receipts between the claim and the note of a call, so much later than the claim."""
     digests.queue_wakes()
-    claim = sending.claim(target_id=target.pk)
+    claim = services.claim(target_id=target.pk)
     assert claim is not None
     for one in acked:
         digests.ack_receipts(
             principal_id=target.principal_id or 0, receipt_pks=[one.id], now=claim.payload.context.claimed_at + later
         )
-    verdict, result = sending.send(claim)
-    sending.settle(claim=claim, verdict=verdict, result=result)
+    verdict, result = services.send(claim)
+    services.settle(claim=claim, verdict=verdict, result=result)
 
 
 @pytest.mark.parametrize(("later", "wasted"), [(0, 1), (1, 0)], ids=["before the call", "during the call"])
@@ -309,11 +309,11 @@ def test_post_does_not_pay_for_webhooks(as_kee: Caller) -> None:
 
 def test_answer_of_the_old_address_says_nothing_of_the_new_one(target: Target, as_kee: Caller, agent: Remote) -> None:
     digests.queue_wakes()
-    claim = sending.claim(target_id=target.pk)
+    claim = services.claim(target_id=target.pk)
     assert claim is not None
     change(as_kee, target, url=f"{agent.url}/new")
     for verdict in (Delivered(), Refused(code="http_410", said="gone")):
-        sending.settle(claim=claim, verdict=verdict, result="old")
+        services.settle(claim=claim, verdict=verdict, result="old")
     after = reloaded(target)
     assert (after.sent, after.failed, after.covered_seq, after.state) == (0, 0, 0, "enabled")
     assert wake(target)
@@ -324,7 +324,7 @@ def test_tick_alone_queues_wakes(as_kee: Caller, agent: Remote) -> None:
     make_webhook(as_kee, agent.url)
     post(as_kee)
     digests.queue_wakes()
-    assert sending.deliver_next()
+    assert services.deliver_next()
     assert len(agent.received) == 1
 
 
@@ -437,7 +437,7 @@ def test_impossible_webhook_is_refused(owner: Owner, given: dict[str, Any], code
 def test_impossible_change_is_refused_and_changes_nothing(
     owner: Owner, agent: Remote, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("apps.delivery.services.targets.MOST", 3)
+    monkeypatch.setattr("apps.delivery.services.MOST", 3)
     owner.make(f"{agent.url}/1")
     ref = owner.make(f"{agent.url}/2")["target"]
     before = stored()

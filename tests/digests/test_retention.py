@@ -10,9 +10,9 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from apps.core.errors import Conflict, NotFound
+from apps.delivery import services as sending
 from apps.delivery.models import Delivery
 from apps.delivery.senders import Delivered, Refused
-from apps.delivery.services import sending
 from apps.digests import selectors, services
 from apps.digests.models import Entry, Inbox, ReceiptState, Thread
 from apps.principals.models import Tenant

@@ -12,10 +12,9 @@ from django.core.files.storage import storages
 from apps.core.errors import only
 from apps.core.sql import database_now
 from apps.digests import services as digests
-from apps.executions import selectors
+from apps.executions import selectors, services
 from apps.executions.models import Execution
-from apps.executions.services import advancing, commands
-from apps.executions.services.commands import Decision
+from apps.executions.services import Decision
 from apps.executions.shapes import ExecutionReport
 from apps.executions.states import Mode, Strategy
 from apps.plans import selectors as plans
@@ -30,11 +29,10 @@ from apps.receipts.models import Obligation
 from apps.receipts.services import Poster, ReceiptDraft
 from apps.tasks.lease_tokens import task_of
 from apps.tasks.models import FinishedTask, LiveTask
-from apps.tasks.services import artifacts, ending, leasing
-from apps.tasks.services.artifacts import NOTHING
+from apps.tasks.services import running
+from apps.tasks.services.running import NOTHING
 from apps.tasks.shapes import Completion, LeasedTask, ReleaseTask
-from apps.workers.services import health
-from apps.workers.services import registry as workers
+from apps.workers.services import registry
 from apps.workers.trust import Tier
 from tests.executions.workers import WorkerServer
 from tests.factories import T0, make_caller
@@ -86,7 +84,7 @@ def make_worker(caller: Caller, server: WorkerServer | McpServer, worker_id: str
         **changes,
     }
     with caller.acting():
-        workers.register(caller=caller, original=manifest)
+        registry.register(caller=caller, original=manifest)
     return worker_id
 
 
@@ -108,7 +106,7 @@ def make_writing_worker(caller: Caller, server: WorkerServer, worker_id: str = "
             },
             key,
         )
-        workers.register(caller=caller, original=manifest)
+        registry.register(caller=caller, original=manifest)
     return worker_id
 
 
@@ -208,13 +206,13 @@ def begin(
     """Store a plan with these steps and begin to carry it out; nothing is advanced yet."""
     with caller.acting():
         plan_id = plan_id or make_plan(caller, steps)
-        return commands.start(
+        return services.start(
             caller=caller, plan_id=plan_id, mode=mode, strategy=strategy, budget=budget or Budget(), now=T0
         )
 
 
 def advance(execution: Execution, *, patience: timedelta | None = None) -> None:
-    advancing.advance(tenant_id=execution.tenant_id, execution_id=execution.pk, patience=patience)
+    services.advance(tenant_id=execution.tenant_id, execution_id=execution.pk, patience=patience)
 
 
 def run(caller: Caller, steps: list[dict[str, Any]], **more: Any) -> Execution:
@@ -237,28 +235,28 @@ def do_task(worker: Caller, content: Any = NOTHING, *, pointer: str | None = Non
     """Lease the next task as an outside worker and complete it with this result; answers its number."""
     grant = lease_task(worker)
     task_id = task_of(grant.task_id)
-    delivery = artifacts.prepare(tenant_id=worker.tenant_id, task_id=task_id, result=content, pointer=pointer)
+    delivery = running.prepare(tenant_id=worker.tenant_id, task_id=task_id, result=content, pointer=pointer)
     with worker.acting():
         proof: dict[str, Any] = {"task_id": task_id, "lease_token": grant.lease_token}
         completion = Completion(**proof, delivery=delivery, summary="Done by hand")
-        only(ending.complete_many([(worker, completion)]).answers)
+        only(running.complete_many([(worker, completion)]).answers)
     return task_id
 
 
 def cancel(caller: Caller, execution: Execution, reason: str | None = None) -> None:
     with caller.acting():
-        commands.cancel(caller=caller, execution_ref=execution.ref, reason=reason)
+        services.cancel(caller=caller, execution_ref=execution.ref, reason=reason)
 
 
 def decide(caller: Caller, execution: Execution, decision: Decision, step_id: str = "report") -> None:
     with caller.acting():
-        commands.decide_step(caller=caller, execution_ref=execution.ref, step_id=step_id, decision=decision, note=None)
+        services.decide_step(caller=caller, execution_ref=execution.ref, step_id=step_id, decision=decision, note=None)
 
 
 def submit(caller: Caller, execution: Execution, step_id: str = "step-4", pointer: str = HANDED) -> None:
     """Submit the result of an aggregate step."""
     with caller.acting():
-        commands.submit_step_result(
+        services.submit_step_result(
             caller=caller,
             execution_ref=execution.ref,
             step_id=step_id,
@@ -272,20 +270,20 @@ def cancel_task(caller: Caller) -> int:
     """Cancel the only open task; returns its number."""
     with caller.acting():
         task_id = LiveTask.objects.get().task_id
-        ending.cancel_many(caller=caller, task_ids=[task_id])
+        running.cancel_many(caller=caller, task_ids=[task_id])
     return task_id
 
 
 def lease_task(worker: Caller) -> LeasedTask:
     with worker.acting():
-        (grant,) = leasing.lease(worker=worker, queues=("execute",), capacity=1)
+        (grant,) = running.lease(worker=worker, queues=("execute",), capacity=1)
     return grant
 
 
 def release_task(worker: Caller, grant: LeasedTask) -> None:
     with worker.acting():
         released = ReleaseTask(task_id=grant.task_id, lease_token=grant.lease_token)
-        only(ending.release_many(worker=worker, releases=[released]))
+        only(running.release_many(worker=worker, releases=[released]))
 
 
 def come_due(caller: Caller) -> None:
@@ -296,7 +294,7 @@ def come_due(caller: Caller) -> None:
 
 def report_health(caller: Caller, status: str, worker_id: str = "texter") -> None:
     with caller.acting():
-        health.heartbeat(caller=caller, worker_id=worker_id, status=status, current_load=0, available=True)
+        registry.heartbeat(caller=caller, worker_id=worker_id, status=status, current_load=0, available=True)
 
 
 def open_obligations(caller: Caller) -> int:

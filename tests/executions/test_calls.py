@@ -16,7 +16,7 @@ from apps.core.sql import database_now
 from apps.executions import calls
 from apps.executions.calls import Called, CallMode, Target
 from apps.executions.errors import WorkerUnavailable
-from apps.executions.services.steps import MAX_CLAIMS
+from apps.executions.services import MAX_CLAIMS
 from apps.plans import services as planning
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
@@ -27,7 +27,7 @@ from apps.tasks.models import FinishedTask, LiveTask, Run, Task
 from apps.tasks.results import artifact_digest
 from apps.workers import selectors as workers_seen
 from apps.workers.models import Allowance
-from apps.workers.services import registry as workers
+from apps.workers.services import registry
 from tests.executions.making import (
     ANY,
     REPORT,
@@ -222,7 +222,7 @@ def writer_step(step_id: str = "a", **more: Any) -> dict[str, Any]:
 
 def revoke(caller: Caller) -> None:
     with caller.acting():
-        workers.revoke_key(tenant_id=caller.tenant_id, key_id="bundled", why="stolen")
+        registry.revoke_key(tenant_id=caller.tenant_id, key_id="bundled", why="stolen")
 
 
 @pytest.mark.usefixtures("own_artifacts")
@@ -282,7 +282,7 @@ def test_lost_trust_bars_the_step(kee: Caller, server: WorkerServer) -> None:
 
 def test_quarantined_worker_is_not_called(kee: Caller, texter: WorkerServer) -> None:
     with kee.acting():
-        workers.quarantine(tenant_id=kee.tenant_id, worker_id="texter", why="odd answers")
+        registry.quarantine(tenant_id=kee.tenant_id, worker_id="texter", why="odd answers")
 
     with pytest.raises(WorkerUnavailable, match="texter is quarantined"):
         call(kee, "texter")

@@ -10,10 +10,10 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from apps.core.sql import database_now
+from apps.executions import services
 from apps.executions.calls import AWAY_LOOKS, LOOK_AGAIN
 from apps.executions.models import Execution, ExecutionStep
-from apps.executions.services import advancing
-from apps.executions.services.steps import CLAIM, MAX_CLAIMS
+from apps.executions.services import CLAIM, MAX_CLAIMS
 from apps.executions.states import Mode
 from apps.plans.shapes import Budget
 from apps.principals.tenancy import Caller
@@ -46,10 +46,10 @@ def keep_looking(execution: Execution, period: timedelta) -> None:
         advance(execution)
 
 
-def claim_and_die(caller: Caller, execution: Execution) -> advancing.Claim:
+def claim_and_die(caller: Caller, execution: Execution) -> services.Claim:
     """What a process leaves behind that dies between claiming a step and calling."""
     with caller.acting():
-        (claimed,) = advancing.look(execution.pk, may_call=True)
+        (claimed,) = services.look(execution.pk, may_call=True)
     return claimed
 
 
@@ -104,12 +104,12 @@ def test_result_of_an_older_claim_is_dropped(
     assert (first.fencing_token, second.fencing_token, statuses(kee, execution)["a"]) == (1, 2, "calling")
     before = everything(kee)
 
-    advancing._renew(first)
-    advancing._carry_out([first])
+    services._renew(first)
+    services._carry_out([first])
 
     assert (first.lost.is_set(), second.lost.is_set()) == (True, False)
     assert everything(kee) == before
-    advancing._carry_out([second])
+    services._carry_out([second])
     assert statuses(kee, execution)["a"] != "calling"
 
 
@@ -118,7 +118,7 @@ def test_renewed_claim_lasts_another_period(kee: Caller, texter: WorkerServer) -
     claim = claim_and_die(kee, execution)
     for _ in range(3):
         pass_time(CLAIM - timedelta(seconds=1))
-        advancing._renew(claim)
+        services._renew(claim)
         assert step(kee).call_expires_at == database_now() + CLAIM
 
         advance(execution)
@@ -150,7 +150,7 @@ def test_calls_are_counted_in_the_order_of_their_workers(kee: Caller, server: Wo
     execution = begin(kee, [*({**call_step(name), "worker_id": name} for name in names), REPORT])
 
     with CaptureQueriesContext(connection) as captured, kee.acting():
-        claimed = advancing.look(execution.pk, may_call=True)
+        claimed = services.look(execution.pk, may_call=True)
 
     asked = [query["sql"] for query in captured if "asked_at" in query["sql"]]
     found = [name for sql in asked for name in names if f"'{name}'" in sql]
@@ -209,7 +209,7 @@ def test_lost_call_is_not_repeated_after_a_halt(
     pass_time(LATER)
 
     with kee.acting():
-        assert not advancing.look(execution.pk, may_call=may_call)
+        assert not services.look(execution.pk, may_call=may_call)
 
     done = report(kee, execution)
     assert (done.status, texter.calls) == ("budget_exceeded", {})

@@ -33,7 +33,7 @@ from apps.receipts.models import Obligation, Receipt
 from apps.tasks.models import Task
 from apps.tasks.results import artifact_digest
 from apps.tasks.selectors import place_of
-from apps.workers.services import discovery
+from apps.workers.services import registry
 from tests.console.test_site import SENT
 from tests.executions.making import (
     REPORT,
@@ -447,11 +447,11 @@ def town(kee: Caller) -> Iterator[McpServer]:
             make_tool("get_weather", "Get the current weather in a city.", reads=True),
             make_tool("close_city", "Close a city for cars.", reads=False),
         ]
-        seen = discovery.visit(served.endpoint)
+        seen = registry.visit(served.endpoint)
         with acting_as(kee):
-            principal = discovery.principal_for_servers(tenant_id=kee.tenant_id)
-            uids = [tool.tool_uid for tool in discovery.shown(served.endpoint, seen).tools]
-            discovery.add_server(principal=principal, url=served.endpoint, seen=seen, approve=uids, why="test")
+            principal = registry.principal_for_servers(tenant_id=kee.tenant_id)
+            uids = [tool.tool_uid for tool in registry.shown(served.endpoint, seen).tools]
+            registry.add_server(principal=principal, url=served.endpoint, seen=seen, approve=uids, why="test")
         yield served
 
 

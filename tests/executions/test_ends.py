@@ -15,7 +15,7 @@ from apps.principals.services import DELEGATE
 from apps.principals.tenancy import Caller, acting_as_system
 from apps.receipts.models import Obligation, Receipt
 from apps.tasks.models import LiveTask
-from apps.tasks.services import leasing
+from apps.tasks.services import running
 from tests.executions.making import (
     REPORT,
     advance,
@@ -124,7 +124,7 @@ def test_canceling_principal_gets_no_receipt(
     hands = make_caller(tenant, "hands", Kind.WORKER)
     execution = run(kee, [queue_step("a"), REPORT])
     with hands.acting():
-        grants = leasing.lease(worker=hands, queues=("execute",), capacity=1) if is_leased else []
+        grants = running.lease(worker=hands, queues=("execute",), capacity=1) if is_leased else []
     cancel(kee, execution)
     for grant in grants:
         release_task(hands, grant)

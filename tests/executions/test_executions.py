@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 
 from apps.core.sql import database_now
-from apps.executions import calls, selectors
+from apps.executions import calls, selectors, services
 from apps.executions.models import Execution, ExecutionStep
-from apps.executions.services import advancing, commands
-from apps.executions.services.commands import Decision
-from apps.executions.services.steps import RECEIPTS_EVERY
+from apps.executions.services import RECEIPTS_EVERY, Decision
 from apps.executions.states import Mode, Strategy
 from apps.plans.shapes import Budget
 from apps.principals.models import Tenant
@@ -22,7 +20,7 @@ from apps.principals.tenancy import Caller, acting_as_system
 from apps.receipts import selectors as receipts
 from apps.receipts.models import Obligation, Receipt
 from apps.tasks.models import LiveTask
-from apps.tasks.services import artifacts
+from apps.tasks.services import running
 from apps.workers.models import WorkerRateLimited
 from apps.workers.services import registry as workers
 from tests.executions.making import (
@@ -234,7 +232,7 @@ def test_execution_is_hidden_from_other_principals(kee: Caller, tenant: Tenant) 
     with refused("unknown_execution"):
         submit(stranger, execution)
     with stranger.acting(), refused("unknown_execution"):
-        commands.cancel(caller=stranger, execution_ref=execution.ref, reason=None)
+        services.cancel(caller=stranger, execution_ref=execution.ref, reason=None)
 
     assert report(kee, execution).status == "queued"
 
@@ -337,7 +335,7 @@ def test_tenants_share_the_due_executions_fairly(kee: Caller, server: WorkerServ
 def test_unreadable_result_stays_behind_its_pointer(kee: Caller, outside: Caller, texter: WorkerServer) -> None:
     execution = run(kee, [queue_step("a"), {**REPORT, "depends_on": ["a"]}])
     content = rb'{"text": "\u0000"}'
-    pointer = artifacts.store_artifact(tenant_id=kee.tenant_id, content=content, media_type="application/json")
+    pointer = running.store_artifact(tenant_id=kee.tenant_id, content=content, media_type="application/json")
     do_task(outside, pointer=pointer)
 
     advance(execution)
@@ -386,7 +384,7 @@ def test_claims_last_while_their_process_reads_params_and_writes_results(
 
         return done
 
-    monkeypatch.setattr(advancing, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(services, "monotonic", lambda: clock[0])
     monkeypatch.setattr(calls, "kept", slowly(calls.kept))
     monkeypatch.setattr(calls, "keep", slowly(calls.keep))
     advance(execution)
@@ -414,7 +412,7 @@ def test_cancel_replaces_another_halt(kee: Caller, texter: WorkerServer) -> None
         task_id = LiveTask.objects.get().task_id
         execution.refresh_from_db()
         assert (execution.status, execution.halted_as) == ("executing", "budget_exceeded")
-        commands.cancel(caller=kee, execution_ref=execution.ref, reason="Not needed")
+        services.cancel(caller=kee, execution_ref=execution.ref, reason="Not needed")
 
     assert (report(kee, execution).status, ended(kee, task_id)) == ("canceled", "canceled")
 
@@ -433,10 +431,10 @@ def test_task_canceled_by_its_execution_keeps_the_verdict(
     steps = [queue_step("b", estimated_cost=0.1), *others, REPORT]
     execution = begin(kee, steps, strategy=Strategy.ESCALATE, budget=Budget(max_total_cost=1))
     with kee.acting():
-        claims = advancing.look(execution.pk, may_call=True)
-    advancing._carry_out([claim for claim in claims if claim.as_task])
+        claims = services.look(execution.pk, may_call=True)
+    services._carry_out([claim for claim in claims if claim.as_task])
     grant = lease_task(outside)
-    advancing._carry_out([claim for claim in claims if not claim.as_task])
+    services._carry_out([claim for claim in claims if not claim.as_task])
     advance(execution)
     before = statuses(kee, execution)["b"]
 
@@ -538,8 +536,8 @@ def test_cancel_cancels_tasks_and_closes_obligations(kee: Caller, outside: Calle
     execution = run(kee, [queue_step("a"), {**REPORT, "depends_on": ["a"]}])
     with kee.acting():
         task_id = LiveTask.objects.get().task_id
-        commands.cancel(caller=kee, execution_ref=execution.ref, reason="Not needed")
-        commands.cancel(caller=kee, execution_ref=execution.ref, reason="Not needed")
+        services.cancel(caller=kee, execution_ref=execution.ref, reason="Not needed")
+        services.cancel(caller=kee, execution_ref=execution.ref, reason="Not needed")
 
     done = report(kee, execution)
     assert (done.status, done.summary) == ("canceled", "Not needed")

@@ -14,7 +14,7 @@ from apps.principals.tenancy import Caller
 from apps.tasks import selectors as task_selectors
 from apps.tasks.jobs import work as execute_queue
 from apps.tasks.models import LiveTask
-from apps.tasks.services import beating, ending, leasing, queueing
+from apps.tasks.services import queueing, running
 from apps.tasks.shapes import HeldLease, QueuedTask, QueueTask, TaskStatus
 from apps.workers.models import Call, Worker
 from tests.executions.making import (
@@ -58,9 +58,9 @@ def seen(caller: Caller, task: QueuedTask) -> TaskStatus:
 def leave_a_run_behind(caller: Caller) -> None:
     """What a process leaves that dies while the tool runs: an expired lease, and a checkpoint that says so."""
     with caller.acting():
-        (grant,) = leasing.lease(worker=caller, queues=["execute"])
+        (grant,) = running.lease(worker=caller, queues=["execute"])
         beat = HeldLease(task_id=grant.task_id, lease_token=grant.lease_token, checkpoint={"called": True})
-        beating.heartbeat(worker=caller, heartbeats=[beat])
+        running.heartbeat(worker=caller, heartbeats=[beat])
         LiveTask.objects.update(lease_expires_at=database_now() - timedelta(seconds=1))
 
 
@@ -107,7 +107,7 @@ def test_canceled_task_gives_up_its_call(kee: Caller, texter: WorkerServer) -> N
     assert texter.entered.wait(20)
 
     with kee.acting():
-        ending.cancel(caller=kee, task_id=int(task.task_id.removeprefix("task_")))
+        running.cancel(caller=kee, task_id=int(task.task_id.removeprefix("task_")))
 
     assert executor.ends() is None
     assert seen(kee, task).status == "canceled"
@@ -166,7 +166,7 @@ def test_run_that_reached_nobody_is_not_charged(
     kee: Caller, server: WorkerServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The next attempt is not due before it is made so.
-    monkeypatch.setattr("apps.tasks.services.ending.random.uniform", lambda *_: 60.0)
+    monkeypatch.setattr("apps.tasks.services.running.random.uniform", lambda *_: 60.0)
     paid = {"expected_runtime": "fast", "cost_estimate": 0.1}
     make_writing_worker(kee, server, hints=paid, endpoint="http://127.0.0.1:9/mcp")
     budget = Budget(max_total_cost=0.15)

@@ -13,9 +13,8 @@ from celery import current_app
 
 from apps.core.errors import only
 from apps.core.sql import database_now, execute
-from apps.executions import jobs, tools
+from apps.executions import jobs, services, tools
 from apps.executions.models import Execution, ExecutionStep
-from apps.executions.services import advancing
 from apps.executions.states import Strategy
 from apps.plans.shapes import Budget
 from apps.principals.models import Tenant
@@ -25,7 +24,7 @@ from apps.receipts.models import Receipt
 from apps.tasks.jobs import work as execute_queue
 from apps.tasks.lease_tokens import task_of
 from apps.tasks.models import LiveTask
-from apps.tasks.services import artifacts, ending, leasing
+from apps.tasks.services import running
 from apps.tasks.shapes import Completion, LeasedTask
 from tests.executions.making import (
     REPORT,
@@ -119,7 +118,7 @@ def test_running_call_is_not_taken_over(kee: Caller, texter: WorkerServer) -> No
 
 
 def test_claim_is_renewed_during_the_call(kee: Caller, server: WorkerServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(advancing, "_RENEW_SECONDS", 0.05)
+    monkeypatch.setattr(services, "_RENEW_SECONDS", 0.05)
     make_worker(kee, server)
     execution = begin(kee, [call_step("a", "hold"), REPORT])
     caller = Other(lambda: advance(execution))
@@ -208,16 +207,16 @@ def test_stopped_process_does_not_call_after_losing_its_claim(
 ) -> None:
     make_writing_worker(kee, texter)
     here, on = threading.Event(), threading.Event()
-    resolved = advancing._resolved
+    resolved = services._resolved
 
-    def stand_still_once(claim: advancing.Claim) -> Any:
+    def stand_still_once(claim: services.Claim) -> Any:
         if not here.is_set():
             here.set()
             assert on.wait(30)
         return resolved(claim)
 
     # As under SIGSTOP, or while the storage of what earlier steps have found is slow.
-    monkeypatch.setattr(advancing, "_resolved", stand_still_once)
+    monkeypatch.setattr(services, "_resolved", stand_still_once)
     execution = begin(kee, [call_step("a", "echo", worker_id=worker_id, text="x"), REPORT])
     caller = Other(lambda: advance(execution))
     try:
@@ -270,15 +269,15 @@ def test_message_is_published_after_commit(kee: Caller, texter: WorkerServer) ->
 
 def looked_at(kee: Caller, execution: Execution) -> None:
     with kee.acting():
-        advancing.look(execution.pk, may_call=True)
+        services.look(execution.pk, may_call=True)
 
 
 def complete(worker: Caller, grant: LeasedTask) -> None:
     task_id = task_of(grant.task_id)
-    delivery = artifacts.prepare(tenant_id=worker.tenant_id, task_id=task_id, result={"text": "done"})
+    delivery = running.prepare(tenant_id=worker.tenant_id, task_id=task_id, result={"text": "done"})
     with worker.acting():
         completion = Completion(task_id=task_id, lease_token=grant.lease_token, delivery=delivery)
-        only(ending.complete_many([(worker, completion)]).answers)
+        only(running.complete_many([(worker, completion)]).answers)
 
 
 @pytest.mark.parametrize("taking_back", [cancel, looked_at])
@@ -289,7 +288,7 @@ def test_canceling_tasks_does_not_deadlock_with_their_ends(
     impossible = {**call_step("z"), "worker_id": "nobody", "critical": True, "depends_on": ["a"]}
     execution = run(kee, [queue_step("a"), queue_step("b"), queue_step("c"), impossible], strategy=Strategy.ESCALATE)
     with hands.acting():
-        first, second, last = leasing.lease(worker=hands, queues=("execute",), capacity=3)
+        first, second, last = running.lease(worker=hands, queues=("execute",), capacity=3)
     release_task(hands, second)
     complete(hands, first)
     started = threading.Barrier(2)
@@ -341,6 +340,6 @@ def test_look_takes_few_statements(kee: Caller, texter: WorkerServer, django_ass
     execution = run(kee, [queue_step(f"step-{number}") for number in range(12)] + [REPORT])
 
     with django_assert_max_num_queries(14):
-        advancing.advance(tenant_id=execution.tenant_id, execution_id=execution.pk)
+        services.advance(tenant_id=execution.tenant_id, execution_id=execution.pk)
     with django_assert_max_num_queries(5):
         report(kee, execution)

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from apps.core.errors import Conflict
+from apps.executions import services
 from apps.executions.models import Execution, ExecutionStep
-from apps.executions.services import commands
 from apps.plans import selectors as plans
 from apps.plans import services as planning
 from apps.plans.models import Plan
@@ -66,7 +66,7 @@ def carry_out(caller: Caller, plan_id: str, budget: Budget | None = None) -> Exe
 
 def replan(caller: Caller, plan_id: str, failed_step: str = "step-2", reason: str = "", **more: Any) -> Plan:
     with caller.acting():
-        return commands.replan(caller=caller, plan_id=plan_id, failed_step=failed_step, reason=reason, now=T0, **more)
+        return services.replan(caller=caller, plan_id=plan_id, failed_step=failed_step, reason=reason, now=T0, **more)
 
 
 def worker_steps(made: Plan) -> dict[str, tuple[str, bool]]:

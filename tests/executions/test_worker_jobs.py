@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apps.core.sql import database_now
-from apps.executions import calls
-from apps.executions.services import worker_jobs
+from apps.executions import calls, services
 from apps.principals.tenancy import Caller
 from apps.tasks import selectors as task_selectors
 from apps.tasks.jobs import work as execute_queue
@@ -191,8 +190,8 @@ def test_running_job_of_a_failed_task_is_canceled(
     make_counter(kee, server, tools=CANCELABLE)
     task = queue_count(kee)
     if fault == "overdue":
-        monkeypatch.setattr(worker_jobs, "_LEAST", timedelta(0))
-        monkeypatch.setattr(worker_jobs, "_GENEROSITY", 0)
+        monkeypatch.setattr(services, "_LEAST", timedelta(0))
+        monkeypatch.setattr(services, "_GENEROSITY", 0)
     with executing(kee, task):
         until(lambda: server.jobs, "the job's start")
         server.jobs["job-1"]["ends_when_told"] = True
@@ -205,7 +204,7 @@ def test_running_job_of_a_failed_task_is_canceled(
 
 @given(st.floats(0, 86_400), st.floats(0.25, 10), st.floats(0, 86_400))
 def test_poll_pause_is_a_twentieth_of_estimate_or_age(estimate: float, pause: float, age: float) -> None:
-    next_pause = worker_jobs.pause_after(pause, estimate=estimate, age=age)
+    next_pause = services.pause_after(pause, estimate=estimate, age=age)
 
     assert 0.25 <= next_pause <= 10
     assert min(2 * pause, age / 20, 10) <= next_pause <= min(2 * pause, max(0.25, max(estimate, age) / 20))
@@ -230,7 +229,7 @@ def test_status_and_result_tools_are_found_by_name(tool: str, names: list[str], 
     wants = {"properties": {"job_id": {}, "page": {}}, "required": ["job_id", "page"]}
     paged = [{"name": name, "input_schema": wants} for name in ("get_page_status", "get_page_result")]
 
-    assert worker_jobs.followers(tool, [{"name": "start", "input_schema": NUMBER}, *tools, *paged]) == pair
+    assert services.followers(tool, [{"name": "start", "input_schema": NUMBER}, *tools, *paged]) == pair
 
 
 @pytest.mark.parametrize(
@@ -248,4 +247,4 @@ def test_answer_that_names_no_job_is_a_result(kee: Caller, server: WorkerServer,
     with kee.acting():
         target = calls.target_of(worker_id="counter", tool_name="start_count")
 
-        assert worker_jobs.begun(target, answer) is None
+        assert services.begun(target, answer) is None

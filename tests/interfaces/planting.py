@@ -23,7 +23,7 @@ from apps.principals.scopes import Kind, Scope
 from apps.principals.services import DELEGATE
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.receipts.models import Receipt
-from apps.tasks.services import artifacts, ending, scheduling
+from apps.tasks.services import queueing, running
 from apps.tasks.shapes import FailTask, LeasedTask, ScheduleTask, TaskError
 from apps.workers.services import registry as workers
 from tests.delivery.conftest import TOKEN, make_remote, make_webhook, move_away
@@ -124,7 +124,7 @@ def _tasks(planted: Planted) -> None:
     making.make_type(kee, "quiet", queue=canary)
     nightly = ScheduleTask(name="nightly", task_type="survey", params={"said": canary}, every_seconds=86_400)
     with acting_as(kee):
-        scheduling.set_schedule(caller=kee, draft=nightly)
+        queueing.set_schedule(caller=kee, draft=nightly)
 
     def leased() -> LeasedTask:
         making.queue(kee, "survey", {"said": canary})
@@ -133,12 +133,12 @@ def _tasks(planted: Planted) -> None:
     dead, done, large, held = (leased() for _ in range(4))
     error = TaskError(code="broken", message=f"No {canary}")
     with acting_as(kee):
-        only([ending.fail(worker=kee, failure=FailTask(**making.proof(dead), error=error, retryable=False))])
+        only([running.fail(worker=kee, failure=FailTask(**making.proof(dead), error=error, retryable=False))])
     making.complete(kee, done, content={"said": canary}, summary=f"Found {canary}")
     making.complete(kee, large, content={"said": [canary] * 9000}, summary=f"Found {canary}")
     waiting = making.queue(kee, "survey", {"said": canary}).task_id
     with acting_as(kee):
-        artifact = artifacts.fetch_result(caller=kee, task_id=making.number(large)).result_pointer or ""
+        artifact = running.fetch_result(caller=kee, task_id=making.number(large)).result_pointer or ""
 
     lease = making.proof(held)
     planted.know(task_id=done.task_id, digest=artifact.removeprefix("artifact:"))

@@ -20,7 +20,7 @@ from apps.core.operations import find
 from apps.core.sql import fetch
 from apps.digests import services as digests
 from apps.digests.services import inbox_topic
-from apps.digests.tools.reading import ReadInbox, read_inbox
+from apps.digests.tools import ReadInbox, read_inbox
 from apps.executions.models import Execution
 from apps.executions.states import Strategy
 from apps.executions.wakeups import execution_topic
@@ -28,7 +28,7 @@ from apps.principals import services as principals
 from apps.principals.models import Tenant, Token
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as_system
-from apps.tasks.services import types
+from apps.tasks.services import queueing
 from apps.tasks.signals import queue_topic, type_topic
 from tests.asgi import ask
 from tests.digests import makers
@@ -360,7 +360,7 @@ def test_lease_waits_until_there_is_work(kee: Agent, worker: Agent, named: str, 
     name = "default" if named == "queues" else "index"
 
     def pausable() -> Any:
-        named, kind = (types.type_for, "index") if event == "type resumed" else (types.queue_named, "default")
+        named, kind = (queueing.type_for, "index") if event == "type resumed" else (queueing.queue_named, "default")
         return named(tenant_id=kee.caller.tenant_id, name=kind)
 
     def act() -> None:
@@ -370,7 +370,7 @@ def test_lease_waits_until_there_is_work(kee: Agent, worker: Agent, named: str, 
             release(kee.caller, held)
         else:
             with kee.caller.acting():
-                types.resume(pausable())
+                queueing.resume(pausable())
 
     if event != "queued":
         queue(kee.caller)
@@ -378,7 +378,7 @@ def test_lease_waits_until_there_is_work(kee: Agent, worker: Agent, named: str, 
         held = lease_one(kee.caller)
     elif event != "queued":
         with kee.caller.acting():
-            types.pause(pausable())
+            queueing.pause(pausable())
     topic = (queue_topic if named == "queues" else type_topic)(kee.caller.tenant_id, name)
     request = lease(worker, **{named: [name]}, wait_seconds=30)
     answer = run(lambda: while_waiting(request, topic, partial(in_thread, act)), within=20)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from apps.executions import services
 from apps.executions.models import Execution
-from apps.executions.services import advancing
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind, Scope
 from apps.principals.tenancy import Caller
@@ -71,7 +71,7 @@ def carried_out(server: Server, token: str, kee: Caller, plan_id: str) -> dict[s
         execute_queue(kee.tenant_id, "execute")
         with kee.acting():
             execution_id = Execution.objects.get(plan_id=plan_id).pk
-        advancing.advance(tenant_id=kee.tenant_id, execution_id=execution_id)
+        services.advance(tenant_id=kee.tenant_id, execution_id=execution_id)
 
 
 def found(report: dict[str, Any], tool: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pytest_django.fixtures import Settings
 
 from apps.core import strict_json
 from apps.mcp.calls import max_body_of_any
-from apps.mcp.prompts import HABITS
+from apps.mcp.methods import HABITS
 from apps.principals.models import Tenant
 from apps.principals.scopes import Scope
 from apps.workers.services import registry

@@ -18,7 +18,7 @@ from apps.core import erasure
 from apps.digests.models import Entry
 from apps.digests.selectors import read_inbox
 from apps.executions import calls
-from apps.executions.services import commands
+from apps.executions.services import submit_step_result
 from apps.memory import search, selectors, services, sql, vectors
 from apps.memory.models import (
     EnvelopeLoaded,
@@ -38,7 +38,7 @@ from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.receipts.models import Receipt
 from apps.receipts.selectors import chain
 from apps.tasks.models import Artifact, FinishedTask, Schedule, Task
-from apps.tasks.services.scheduling import set_schedule
+from apps.tasks.services.queueing import set_schedule
 from apps.tasks.shapes import ScheduleTask
 from apps.workers.services import registry
 from tests.digests.makers import post, post_grouped
@@ -250,7 +250,7 @@ def test_execution_goes_with_its_files_and_receipts(kee: Caller) -> None:
     executions.advance(execution)
     given = {"result": CANARY, "result_pointer": calls.keep(caller=kee, value=CANARY), "summary": CANARY}
     with acting_as(kee):
-        commands.submit_step_result(caller=kee, execution_ref=execution.ref, step_id="sum", **given)
+        submit_step_result(caller=kee, execution_ref=execution.ref, step_id="sum", **given)
     executions.advance(execution)
     assert kept_files() == [True, True]
     forget(kee)

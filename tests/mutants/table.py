@@ -55,7 +55,7 @@ MUTANTS: Final = (
     Mutant(
         name="task-completed-once",
         breaks="A second call with another result is answered as if it were the first.",
-        file="apps/tasks/services/recording.py",
+        file="apps/tasks/services/running.py",
         text="if bytes(first_digest) != digest:",
         replacement="if not digest:",
         tests=("tests/tasks/test_ending.py",),
@@ -263,7 +263,7 @@ MUTANTS: Final = (
     Mutant(
         name="execution-claim",
         breaks="A step takes the result of a call whose claim another process has taken over.",
-        file="apps/executions/services/advancing.py",
+        file="apps/executions/services.py",
         text="or step.status != StepStatus.CALLING or step.attempts != claim.fencing_token:",
         replacement="or step.status != StepStatus.CALLING:",
         tests=("tests/executions/test_claims.py",),
@@ -271,7 +271,7 @@ MUTANTS: Final = (
     Mutant(
         name="execution-budget",
         breaks="A step begins though its execution's budget does not cover it.",
-        file="apps/executions/services/steps.py",
+        file="apps/executions/services.py",
         text="why = work.execution.over_budget(cost)",
         replacement="why = None",
         tests=("tests/executions/test_claims.py",),

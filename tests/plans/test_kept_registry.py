@@ -6,8 +6,7 @@ import pytest
 
 from apps.plans import shelf
 from apps.principals.tenancy import Caller, acting_as
-from apps.workers.services import health
-from apps.workers.services import registry as workers
+from apps.workers.services import registry
 from tests.plans.making import PLAIN, register_plain_tools
 from tests.waiters import together
 
@@ -29,7 +28,7 @@ def test_registry_follows_registrations_at_once(as_kee: Caller) -> None:
     register(as_kee)
     assert names(as_kee) == {*PLAIN, "polish_brass"}
 
-    workers.unregister(caller=as_kee, worker_id="plain")
+    registry.unregister(caller=as_kee, worker_id="plain")
 
     assert names(as_kee) == {"polish_brass"}
     with shelf.held(tenant_id=as_kee.tenant_id) as held:
@@ -41,7 +40,7 @@ def test_offline_worker_stays_in_the_registry_and_is_barred(as_kee: Caller) -> N
     uids = register_plain_tools(as_kee)
     names(as_kee)
 
-    health.heartbeat(caller=as_kee, worker_id="plain", status="offline", current_load=0.0, available=True)
+    registry.heartbeat(caller=as_kee, worker_id="plain", status="offline", current_load=0.0, available=True)
 
     with shelf.held(tenant_id=as_kee.tenant_id) as held:
         uid = uids["inspect_alder"]
@@ -71,7 +70,7 @@ def test_registration_is_in_the_next_plan_of_every_process(as_kee: Caller, monke
     with monkeypatch.context() as elsewhere:
         elsewhere.setattr(shelf, "_registry", cache(lambda _tenant_id: shelf._Kept()))
         register(as_kee)
-        workers.unregister(caller=as_kee, worker_id="plain")
+        registry.unregister(caller=as_kee, worker_id="plain")
         assert names(as_kee) == {"polish_brass"}
 
     assert names(as_kee) == {"polish_brass"}

@@ -14,7 +14,6 @@ from apps.principals.models import Principal, Tenant
 from apps.principals.scopes import Kind, Scope
 from apps.principals.tenancy import Caller, acting_as, acting_as_system, on_behalf_of
 from apps.workers import selectors as registry
-from apps.workers.services import memory as worker_memory
 from apps.workers.services import registry as workers
 from tests.factories import T0, ask, make_caller, make_principal, make_tenant, make_token
 from tests.memory.subjects import concepts
@@ -145,7 +144,7 @@ def test_moved_delegate_has_its_new_manager_in_memory(tenant: Tenant, as_kee: Ca
     put(tenant, "research")
     set_up(tenant, "papers", parent="research")
 
-    worker_memory.remember()
+    workers.remember()
 
     assert concepts().get(name="papers").metadata["managed_by_delegate"] == "research"
 

@@ -11,7 +11,7 @@ from apps.principals.tenancy import Caller, acting_as
 from apps.receipts.models import Obligation, Receipt
 from apps.tasks import selectors
 from apps.tasks.models import Budget, FinishedTask, IdempotencyKey, LiveTask, Run, Task, TaskType
-from apps.tasks.services import artifacts, beating, ending, leasing, queueing, types
+from apps.tasks.services import queueing, running
 from apps.tasks.shapes import (
     Completed,
     Completion,
@@ -55,7 +55,7 @@ def make_type(
     **policy: Any,
 ) -> TaskType:
     with acting_as(caller):
-        made, _ = types.register_type(
+        made, _ = queueing.register_type(
             tenant_id=caller.tenant_id,
             given=RegisterTaskType(
                 name=name, queue=queue, params_schema=schema or {}, requires=requires or [], **policy
@@ -67,17 +67,17 @@ def make_type(
 
 def set_queue(caller: Caller, name: str = "default", **limits: Any) -> None:
     with acting_as(caller):
-        types.set_queue(tenant_id=caller.tenant_id, name=name, **limits)
+        queueing.set_queue(tenant_id=caller.tenant_id, name=name, **limits)
 
 
 def pause(caller: Caller, name: str = "default", *, drain: bool = False) -> None:
     with acting_as(caller):
-        types.pause(types.queue_named(tenant_id=caller.tenant_id, name=name), drain=drain)
+        queueing.pause(queueing.queue_named(tenant_id=caller.tenant_id, name=name), drain=drain)
 
 
 def resume(caller: Caller, name: str = "default") -> None:
     with acting_as(caller):
-        types.resume(types.queue_named(tenant_id=caller.tenant_id, name=name))
+        queueing.resume(queueing.queue_named(tenant_id=caller.tenant_id, name=name))
 
 
 def queue(caller: Caller, task_type: str = "index", params: dict[str, Any] | None = None, **more: Any) -> QueuedTask:
@@ -100,7 +100,7 @@ def number(task: QueuedTask | LeasedTask | str) -> int:
 
 def lease(worker: Caller, *, queues: tuple[str, ...] = ("default",), **more: Any) -> list[LeasedTask]:
     with acting_as(worker):
-        return leasing.lease(worker=worker, queues=queues, **more)
+        return running.lease(worker=worker, queues=queues, **more)
 
 
 def lease_one(worker: Caller, **more: Any) -> LeasedTask:
@@ -132,7 +132,7 @@ def _beat(grant: LeasedTask, *, checkpoint: Any = None, sequence: int | None = N
 
 def beat_many(worker: Caller, *said: tuple[LeasedTask, Mapping[str, Any]]) -> list[HeartbeatAnswer]:
     with acting_as(worker):
-        return beating.heartbeat(worker=worker, heartbeats=beats(*said))
+        return running.heartbeat(worker=worker, heartbeats=beats(*said))
 
 
 def beat(worker: Caller, grant: LeasedTask, **more: Any) -> HeartbeatAnswer:
@@ -141,12 +141,12 @@ def beat(worker: Caller, grant: LeasedTask, **more: Any) -> HeartbeatAnswer:
 
 
 def complete(worker: Caller, grant: LeasedTask, content: Any = None, summary: str | None = None) -> Finished:
-    delivery = artifacts.prepare(tenant_id=worker.tenant_id, task_id=number(grant), result=content)
+    delivery = running.prepare(tenant_id=worker.tenant_id, task_id=number(grant), result=content)
     with acting_as(worker):
         completion = Completion(
             task_id=number(grant), lease_token=grant.lease_token, delivery=delivery, summary=summary
         )
-        return only(ending.complete_many([(worker, completion)]).answers)
+        return only(running.complete_many([(worker, completion)]).answers)
 
 
 def complete_many(
@@ -156,12 +156,12 @@ def complete_many(
         Completion(
             task_id=number(grant),
             lease_token=grant.lease_token,
-            delivery=artifacts.prepare(tenant_id=worker.tenant_id, task_id=number(grant), result=content),
+            delivery=running.prepare(tenant_id=worker.tenant_id, task_id=number(grant), result=content),
         )
         for grant in grants
     ]
     with acting_as(worker):
-        return ending.complete_many([(worker, one) for one in completions], lease_next=lease_next)
+        return running.complete_many([(worker, one) for one in completions], lease_next=lease_next)
 
 
 def fail(
@@ -170,7 +170,7 @@ def fail(
     error = TaskError(code="broken", message="It broke.")
     failure = FailTask(**proof(grant), error=error, retryable=retryable, retry_after=retry_after)
     with acting_as(worker):
-        return only([ending.fail(worker=worker, failure=failure)])
+        return only([running.fail(worker=worker, failure=failure)])
 
 
 def fail_next(worker: Caller) -> int:
@@ -182,17 +182,17 @@ def fail_next(worker: Caller) -> int:
 
 def release(worker: Caller, grant: LeasedTask) -> UnsuccessfulRun:
     with acting_as(worker):
-        return only(ending.release_many(worker=worker, releases=[ReleaseTask(**proof(grant))]))
+        return only(running.release_many(worker=worker, releases=[ReleaseTask(**proof(grant))]))
 
 
 def cancel(caller: Caller, task_id: int) -> str:
     with acting_as(caller):
-        return ending.cancel(caller=caller, task_id=task_id)
+        return running.cancel(caller=caller, task_id=task_id)
 
 
 def order(caller: Caller, task_id: int, what: Order) -> None:
     with acting_as(caller):
-        beating.control(caller=caller, task_id=task_id, order=what)
+        running.control(caller=caller, task_id=task_id, order=what)
 
 
 def status(caller: Caller, task_id: int) -> str:

@@ -14,7 +14,7 @@ from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as
 from apps.receipts.models import Obligation, Receipt
 from apps.tasks.models import FinishedTask, IdempotencyKey, LiveTask, Task
-from apps.tasks.services import beating, ending, leasing, queueing
+from apps.tasks.services import queueing, running
 from apps.tasks.shapes import (
     BudgetInput,
     Completed,
@@ -56,7 +56,7 @@ from tests.waiters import together
 def release_many(worker: Caller, grants: Sequence[LeasedTask]) -> list[Any]:
     releases = [ReleaseTask(**proof(one)) for one in grants]
     with acting_as(worker):
-        return ending.release_many(worker=worker, releases=releases)
+        return running.release_many(worker=worker, releases=releases)
 
 
 def test_each_request_of_a_batch_is_answered_as_alone(tenant: Tenant, kee: Caller) -> None:
@@ -178,7 +178,7 @@ def test_failures_are_judged_by_their_tasks(kee: Caller, worker: Caller) -> None
         queue(kee, name)
     once, twice, canceled = lease(worker, capacity=3)
     with acting_as(kee):
-        ending.cancel(caller=kee, task_id=number(canceled))
+        running.cancel(caller=kee, task_id=number(canceled))
 
     assert codes([fail(worker, grant) for grant in (twice, once, canceled)]) == ["scheduled", "failed", "canceled"]
     assert [len(terminal_receipts(kee, number(grant))) for grant in (once, twice, canceled)] == [1, 0, 1]
@@ -312,12 +312,12 @@ def test_task_costs_three_statements(kee: Caller) -> None:
     with acting_as(kee):
         # The task with its receipt.
         assert _statements(lambda: queueing.queue(requester=kee, request=asked())) == 1
-        assert _statements(lambda: leasing.lease(worker=kee, queues=["default"], capacity=10)) == 1
+        assert _statements(lambda: running.lease(worker=kee, queues=["default"], capacity=10)) == 1
         queue(kee)
-        (grant,) = leasing.lease(worker=kee, queues=["default"])
+        (grant,) = running.lease(worker=kee, queues=["default"])
         given = [Completion(task_id=number(grant), lease_token=grant.lease_token, delivery=Delivery())]
         # The end with its receipt, what that closes and its place.
-        assert _statements(lambda: ending.complete_many([(kee, one) for one in given])) == 1
+        assert _statements(lambda: running.complete_many([(kee, one) for one in given])) == 1
 
 
 def test_each_verb_makes_few_statements(kee: Caller) -> None:
@@ -325,16 +325,16 @@ def test_each_verb_makes_few_statements(kee: Caller) -> None:
     queue_many(kee, *[asked()] * 8)
     with acting_as(kee):
         keyed = asked(idempotency_key="k")
-        one, other, third, fourth = leasing.lease(worker=kee, queues=["default"], capacity=4)
+        one, other, third, fourth = running.lease(worker=kee, queues=["default"], capacity=4)
         said, spending = beats((one, {}), (other, {}), (third, {})), beats((one, {"tokens": 1}))
         bounded = asked(budget=BudgetInput(tokens=9))
         verbs: dict[str, tuple[Callable[[], Any], int]] = {
             "queue": (lambda: queueing.queue(requester=kee, request=asked()), 1),
             "queue with key": (lambda: queueing.queue(requester=kee, request=keyed), 1),
             "queue with budget": (lambda: queueing.queue(requester=kee, request=bounded), 2),
-            "lease": (lambda: leasing.lease(worker=kee, queues=["default"]), 1),
-            "heartbeat of three": (lambda: beating.heartbeat(worker=kee, heartbeats=said), 1),
-            "heartbeat with spend": (lambda: beating.heartbeat(worker=kee, heartbeats=spending), 2),
+            "lease": (lambda: running.lease(worker=kee, queues=["default"]), 1),
+            "heartbeat of three": (lambda: running.heartbeat(worker=kee, heartbeats=said), 1),
+            "heartbeat with spend": (lambda: running.heartbeat(worker=kee, heartbeats=spending), 2),
             "complete": (lambda: complete(kee, one), 1),
             "release": (lambda: release(kee, other), 2),
             "fail": (lambda: fail(kee, third), 2),
@@ -395,7 +395,7 @@ def test_checkpoint_and_spend_are_durable_when_acknowledged(
     queue_many(kee, *[asked()] * len(told))
     said = beats(*zip(lease(kee, capacity=len(told)), told, strict=True))
     with acting_as(kee):
-        assert _waits_for_the_disk(lambda: beating.heartbeat(worker=kee, heartbeats=said)) is waits
+        assert _waits_for_the_disk(lambda: running.heartbeat(worker=kee, heartbeats=said)) is waits
 
 
 @pytest.mark.parametrize("revokes", [False, True])
@@ -403,7 +403,7 @@ def test_revocation_by_a_heartbeat_is_durable(kee: Caller, *, revokes: bool) -> 
     said = beats((leased(kee, kee, stuck_after=1, revoke_stuck=revokes), {}))
     answers: list[HeartbeatAnswer] = []
     with acting_as(kee):
-        waits = _waits_for_the_disk(lambda: answers.extend(beating.heartbeat(worker=kee, heartbeats=said)))
+        waits = _waits_for_the_disk(lambda: answers.extend(running.heartbeat(worker=kee, heartbeats=said)))
 
     assert (answers[0].status, waits) == (("lost", True) if revokes else ("ok", False))
 
@@ -414,7 +414,7 @@ def test_claim_is_one_statement_and_three_within_limits(kee: Caller, worker: Cal
     queue_many(kee, *[asked()] * 3, *[asked("narrow")] * 3)
     with acting_as(worker):
         counts = [
-            _statements(partial(leasing.lease, worker=worker, queues=["default", "second"], task_types=types))
+            _statements(partial(running.lease, worker=worker, queues=["default", "second"], task_types=types))
             for types in (["index"], None)
         ]
     assert counts == [1, 3]

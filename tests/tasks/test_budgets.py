@@ -7,7 +7,7 @@ import pytest
 from apps.core.errors import DomainError
 from apps.principals.tenancy import Caller, acting_as
 from apps.tasks.models import Budget, FinishedTask
-from apps.tasks.services import operating, sweeping
+from apps.tasks.services import operating
 from apps.tasks.shapes import BudgetInput, BudgetLeft, LeasedTask
 from tests.factories import at, refused
 from tests.tasks.making import (
@@ -94,7 +94,7 @@ def test_task_with_a_spent_budget_fails(kee: Caller, worker: Caller, end: str) -
         assert fail(worker, grant).will_retry is False
     elif end == "expire":
         later(31)
-        assert sweeping.end_what_must() == 1
+        assert operating.end_what_must() == 1
     else:
         with acting_as(kee):
             assert operating.revoke_lease(task_id=number(grant)) == "failed"
@@ -118,7 +118,7 @@ def test_lease_of_a_spent_budget_is_not_renewed(kee: Caller, worker: Caller) -> 
     answer = beat(worker, grant)
     assert (answer.order, answer.lease_ms) == ("cancel", 0)
     assert lease(worker) == []
-    assert sweeping.end_what_must() == 1
+    assert operating.end_what_must() == 1
     assert end_of(kee, number(grant)) == ("failed", "budget_exhausted")
 
 

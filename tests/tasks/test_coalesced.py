@@ -14,7 +14,7 @@ from apps.principals.scopes import Kind, Scope
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.receipts.models import Receipt
 from apps.tasks.models import FinishedTask, LiveTask, Task
-from apps.tasks.services import ending
+from apps.tasks.services import running
 from tests.asgi import ask as request
 from tests.factories import T0, credential_of, make_tenant, make_token
 from tests.tasks.making import asked, cancel, complete, lease, make_type, number, queue_many
@@ -57,13 +57,13 @@ def test_completions_that_meet_are_one_group_and_refused_alone(
     with acting_as(worker):
         LiveTask.objects.filter(task_id=number(lost)).update(fencing_token=2)
     groups: list[int] = []
-    together = ending.complete_many
+    together = running.complete_many
 
     def counted(completions: Sequence[Any], **more: Any) -> Any:
         groups.append(len(completions))
         return together(completions, **more)
 
-    monkeypatch.setattr(ending, "complete_many", counted)
+    monkeypatch.setattr(running, "complete_many", counted)
 
     async def requests() -> Any:
         await be_seen(token)

@@ -12,7 +12,7 @@ from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as
 from apps.receipts.models import Obligation, Receipt
 from apps.tasks.models import Dependency, FinishedTask, LiveTask, Task
-from apps.tasks.services import dependencies, ending
+from apps.tasks.services import queueing, running
 from apps.tasks.shapes import LeasedTask
 from apps.tasks.states import IfDependencyFails
 from tests.factories import at, make_caller, make_tenant, refused
@@ -31,11 +31,11 @@ def test_task_is_ready_when_all_dependencies_have_succeeded(kee: Caller, worker:
     last = after(kee, first, second)
     assert status(kee, last) == "waiting"
     complete(worker, lease_one(worker))
-    assert dependencies.release_dependants() == 1
+    assert queueing.release_dependants() == 1
     assert status(kee, last) == "waiting"
     complete(worker, lease_one(worker))
     assert lease(worker) == []
-    assert dependencies.release_dependants() == 1
+    assert queueing.release_dependants() == 1
     assert number(lease_one(worker)) == last
     with acting_as(kee):
         assert not Dependency.objects.exists()
@@ -60,7 +60,7 @@ def test_failed_dependency_ends_its_dependants(kee: Caller, worker: Caller, poli
     more = {} if policy is None else {"on_dependency_failure": IfDependencyFails(policy)}
     last = after(kee, first, **more)
     fail_next(worker)
-    assert dependencies.release_dependants() == 1
+    assert queueing.release_dependants() == 1
     with acting_as(kee):
         record = FinishedTask.objects.get(task_id=last)
         assert (record.status, record.reason, record.fencing_token) == (end, "dependency_failed", 0)
@@ -78,8 +78,8 @@ def test_canceled_task_cancels_its_chain(kee: Caller) -> None:
     for _ in range(4):
         chain.append(after(kee, f"task_{chain[-1]}"))
     with acting_as(kee):
-        ending.cancel(caller=kee, task_id=chain[0])
-    assert [dependencies.release_dependants() for _ in range(5)] == [1, 1, 1, 1, 0]
+        running.cancel(caller=kee, task_id=chain[0])
+    assert [queueing.release_dependants() for _ in range(5)] == [1, 1, 1, 1, 0]
     assert {status(kee, task) for task in chain} == {"canceled"}
 
 
@@ -89,7 +89,7 @@ def test_dependant_with_run_at_waits_for_both(kee: Caller, worker: Caller) -> No
     first = queue(kee)
     last = after(kee, first, run_at=FUTURE + timedelta(hours=1))
     complete(worker, lease_one(worker))
-    dependencies.release_dependants()
+    queueing.release_dependants()
     assert status(kee, last) == "scheduled"
     at(FUTURE + timedelta(hours=2))
     assert number(lease_one(worker)) == last
@@ -104,7 +104,7 @@ def test_due_dependant_waits_for_its_dependency(kee: Caller, worker: Caller) -> 
     at(FUTURE + timedelta(hours=2))
     assert lease(worker) == []
     complete(worker, lease_one(worker, queues=("other",)))
-    dependencies.release_dependants()
+    queueing.release_dependants()
     assert number(lease_one(worker)) == last
 
 
@@ -112,9 +112,9 @@ def test_canceled_dependant_waits_for_nothing(kee: Caller, worker: Caller) -> No
     make_type(kee)
     last = after(kee, queue(kee))
     with acting_as(kee):
-        assert ending.cancel(caller=kee, task_id=last) == "canceled"
+        assert running.cancel(caller=kee, task_id=last) == "canceled"
     complete(worker, lease_one(worker))
-    dependencies.release_dependants()
+    queueing.release_dependants()
     with acting_as(kee):
         assert not Dependency.objects.exists()
 
@@ -148,10 +148,10 @@ def test_simultaneous_ends_release_a_dependant_once(kee: Caller, worker: Caller)
 
     def finish(grant: LeasedTask) -> None:
         complete(worker, grant)
-        dependencies.release_dependants()
+        queueing.release_dependants()
 
     together(*(partial(finish, grant) for grant in lease(worker, capacity=6)))
-    dependencies.release_dependants()
+    queueing.release_dependants()
     assert number(lease_one(worker)) == last
     with acting_as(kee):
         assert LiveTask.objects.get(task_id=last).open_dependencies == 0
@@ -168,7 +168,7 @@ def test_locked_inbox_delays_only_its_own_ends(tenant: Tenant, kee: Caller, work
     fail_next(worker)
 
     with held(hexy, Inbox.objects.select_for_update().filter(principal_id=hexy.principal_id).get):
-        assert dependencies.release_dependants() == 1
+        assert queueing.release_dependants() == 1
         assert (status(kee, busy), status(kee, other)) == ("waiting", "canceled")
-    assert dependencies.release_dependants() == 1
+    assert queueing.release_dependants() == 1
     assert status(kee, busy) == "canceled"

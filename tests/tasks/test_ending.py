@@ -16,7 +16,7 @@ from apps.receipts.models import Obligation
 from apps.receipts.shapes import GroupInput
 from apps.tasks import selectors
 from apps.tasks.models import FinishedTask, LiveTask, Task
-from apps.tasks.services import artifacts, ending, operating, sweeping
+from apps.tasks.services import operating, running
 from apps.tasks.shapes import LeasedTask, QueuedTask, UnsuccessfulRun
 from apps.tasks.states import MOST_RUNS
 from tests.factories import at, make_caller, make_principal, make_tenant, make_token, refused
@@ -160,8 +160,8 @@ def test_max_expiries_make_a_dead_letter(kee: Caller, worker: Caller) -> None:
             assert len(lease(worker)) == 1
         at(FUTURE + timedelta(seconds=30))
         assert lease(worker) == []
-        assert sweeping.end_what_must() == 1
-        assert sweeping.end_what_must() == 0
+        assert operating.end_what_must() == 1
+        assert operating.end_what_must() == 0
 
         record = FinishedTask.objects.get(task_id=number(task))
         assert (record.status, record.reason) == ("failed", "expiries_exhausted")
@@ -198,7 +198,7 @@ def test_obeyed_cancellation_ends_the_task(
 
 def cancel_many(caller: Caller, *task_ids: int) -> dict[int, str]:
     with acting_as(caller):
-        return {task: str(status) for task, status in ending.cancel_many(caller=caller, task_ids=task_ids).items()}
+        return {task: str(status) for task, status in running.cancel_many(caller=caller, task_ids=task_ids).items()}
 
 
 def test_cancel_many_answers_the_status_of_each(tenant: Tenant, kee: Caller, worker: Caller) -> None:
@@ -304,16 +304,16 @@ def test_only_its_parties_cancel_and_read_a_task(tenant: Tenant, kee: Caller, wo
     for other in (stranger, foreigner, worker):
         with acting_as(other):
             with refused("unknown_task"):
-                ending.cancel(caller=other, task_id=number(task))
+                running.cancel(caller=other, task_id=number(task))
             with refused("unknown_task"):
-                artifacts.fetch_result(caller=other, task_id=number(task))
+                running.fetch_result(caller=other, task_id=number(task))
     assert snapshot(kee) == before
 
 
 def expires(worker: Caller, grant: LeasedTask) -> None:
     at(FUTURE + timedelta(minutes=5))
     assert lease(worker) == []
-    sweeping.end_what_must()
+    operating.end_what_must()
 
 
 LAST_ENDS: list[Callable[[Caller, LeasedTask], object]] = [

@@ -137,7 +137,7 @@ def ends(kee: Caller) -> dict[int, str]:
 
 def test_each_run_ends_by_itself(kee: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
     # The next attempt is not due yet.
-    monkeypatch.setattr("apps.tasks.services.ending.random.uniform", lambda *_: 60.0)
+    monkeypatch.setattr("apps.tasks.services.running.random.uniform", lambda *_: 60.0)
     ask(kee)
     well, bad, again, defect = ask(kee), ask(kee, fail="no"), ask(kee, fail="again"), ask(kee, defect=True)
     canceled = ask(kee)
@@ -217,7 +217,7 @@ def test_unrecordable_result_fails_only_its_run(kee: Caller, what: str) -> None:
 
 def test_unrecordable_failure_is_cut_and_retried(kee: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
     # The next attempt is not due yet.
-    monkeypatch.setattr("apps.tasks.services.ending.random.uniform", lambda *_: 60.0)
+    monkeypatch.setattr("apps.tasks.services.running.random.uniform", lambda *_: 60.0)
     queue(kee, "returns_for_tests", {"fails": True})
     work(kee)
     with acting_as(kee):

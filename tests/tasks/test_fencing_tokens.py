@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from apps.principals.tenancy import Caller, acting_as
-from apps.tasks.services import sweeping
+from apps.tasks.services import operating
 from apps.tasks.shapes import LeasedTask
 from tests.factories import at, refused
 from tests.tasks.making import FUTURE, beat, complete, fail, lease_one, make_type, queue, release, snapshot
@@ -68,7 +68,7 @@ def superseded(worker: Caller, grant: LeasedTask) -> None:
 
 
 def requeued(worker: Caller, grant: LeasedTask) -> None:
-    assert sweeping.bring_back()[0] == 1
+    assert operating.bring_back()[0] == 1
 
 
 def completed(worker: Caller, grant: LeasedTask) -> None:

@@ -11,7 +11,7 @@ from apps.core.errors import Conflict
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as
 from apps.tasks.models import FinishedTask, LiveTask, Run, run_key
-from apps.tasks.services import sweeping
+from apps.tasks.services import operating
 from apps.tasks.shapes import BudgetInput, LeasedTask
 from apps.tasks.states import Order
 from tests.factories import at, make_caller, make_token, refused
@@ -250,7 +250,7 @@ def test_silence_does_not_carry_over_to_the_next_run(kee: Caller, worker: Caller
         at(FUTURE)
         assert beat(worker, lease_one(worker)).status == "ok"
         at(FUTURE + timedelta(seconds=10))
-        sweeping.bring_back()
+        operating.bring_back()
         again = lease_one(worker)
         assert (again.run_id, beat(worker, again).status) == (2, "ok")
 

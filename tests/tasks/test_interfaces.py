@@ -12,7 +12,7 @@ from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.tasks import selectors
 from apps.tasks.models import LiveTask, QueueHistory, Run
-from apps.tasks.services import operating, sweeping
+from apps.tasks.services import operating
 from apps.tasks.shapes import QueueFigures
 from apps.tasks.states import BulkVerb
 from tests.console.test_site import SENT
@@ -112,7 +112,7 @@ def test_bulk_action_skips_what_was_forgotten_meanwhile(kee: Caller, worker: Cal
     with acting_as_system("test"):
         action = operating.act_on_many(verb=verb, **given)
     later(91 * DAY)
-    assert sweeping.Walk().forget() == 1
+    assert operating.Walk().forget() == 1
     assert (operating.go_on(), operating.go_on()) == (1, 0)
     with acting_as_system("test"):
         action.refresh_from_db()
@@ -222,13 +222,13 @@ def test_each_minute_of_a_queue_is_kept_once(kee: Caller, worker: Caller) -> Non
     complete(worker, lease_one(worker))
     fail_next(worker)
     later(90)
-    assert [sweeping.keep_history() > 0, sweeping.keep_history() > 0] == [True, False]
+    assert [operating.keep_history() > 0, operating.keep_history() > 0] == [True, False]
     later(150)
     with acting_as(kee):
         kept = selectors.history(step=timedelta(hours=2), steps=1)
         old = list(QueueHistory.objects.values_list("pk", flat=True))
     assert [(one.ended, one.failed, one.queued) for one in kept] == [(2, 1, {"default": 1})]
     later(31 * 86_400)
-    sweeping.keep_history()
+    operating.keep_history()
     with acting_as(kee):
         assert not QueueHistory.objects.filter(pk__in=old).exists()

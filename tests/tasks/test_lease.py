@@ -11,7 +11,7 @@ from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as
 from apps.tasks.models import FinishedTask, LiveTask, Run, run_key
-from apps.tasks.services import ending, leasing, sweeping
+from apps.tasks.services import operating, running
 from tests.factories import at, make_caller, make_tenant, refused
 from tests.tasks.making import (
     FUTURE,
@@ -173,7 +173,7 @@ def test_forged_token_is_refused_before_any_query(kee: Caller, worker: Caller, s
         from django.test.utils import CaptureQueriesContext  # noqa: PLC0415
 
         with CaptureQueriesContext(connection) as queries, refused("bad_lease_token"):
-            ending.prove(worker=worker, task_id=number(grant), lease_token=spoil(grant.lease_token))
+            running.prove(worker=worker, task_id=number(grant), lease_token=spoil(grant.lease_token))
         assert len(queries) == 0
 
 
@@ -187,7 +187,7 @@ def test_older_signing_key_still_verifies(kee: Caller, worker: Caller, settings:
 
 @pytest.fixture
 def begins_where_it_left_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leasing, "WHOLE_EVERY", 3600.0)
+    monkeypatch.setattr(running, "WHOLE_EVERY", 3600.0)
 
 
 def _put_below(task: int) -> None:
@@ -212,13 +212,13 @@ def test_task_released_elsewhere_is_next_within_a_second(
     make_type(kee)
     tasks = [number(queue(kee)) for _ in range(4)]
     moment = 100.0
-    monkeypatch.setattr(leasing, "_moment", lambda: moment)
+    monkeypatch.setattr(running, "_moment", lambda: moment)
     lease_one(worker)
     with acting_as(kee):
         _put_below(tasks[3])
-    moment += 0.9 * leasing.WHOLE_EVERY
+    moment += 0.9 * running.WHOLE_EVERY
     assert number(lease_one(worker)) == tasks[1]
-    moment += 0.2 * leasing.WHOLE_EVERY
+    moment += 0.2 * running.WHOLE_EVERY
     assert number(lease_one(worker)) == tasks[3]
 
 
@@ -241,14 +241,14 @@ def test_heartbeat_seconds_is_the_longest_silence(kee: Caller, worker: Caller) -
     at(FUTURE + timedelta(seconds=29))
     assert beat(worker, grant).lease_ms == 30_000
     at(FUTURE + timedelta(seconds=58))
-    assert sweeping.bring_back()[0] == 0
+    assert operating.bring_back()[0] == 0
     assert lease(worker) == []
     at(FUTURE + timedelta(seconds=59))
     again = lease_one(worker)
     assert (number(again), again.run_id, again.lease_ms) == (task, 2, 30_000)
     assert beat(worker, grant).reason == "superseded"
     at(FUTURE + timedelta(seconds=89))
-    assert sweeping.bring_back()[0] == 1
+    assert operating.bring_back()[0] == 1
 
 
 def test_lease_shorter_than_heartbeat_seconds_stays_short(kee: Caller, worker: Caller) -> None:

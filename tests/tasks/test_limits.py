@@ -13,7 +13,7 @@ from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as
 from apps.tasks import selectors
 from apps.tasks.models import FairShare, LiveTask, Queue, RateWindow, Run, Task
-from apps.tasks.services import dependencies, ending, leasing, queueing, sweeping, types
+from apps.tasks.services import operating, queueing, running
 from apps.tasks.shapes import Completed, LeasedTask, LeaseNext, Rate
 from apps.tasks.states import Status
 from tests.factories import at, make_caller, make_tenant, refused
@@ -142,16 +142,16 @@ def test_paused_type_does_not_block_others(kee: Caller, worker: Caller) -> None:
     make_type(kee, "going")
     queue_many(kee, asked("still", priority=10), asked("going"))
     with acting_as(kee):
-        types.pause(types.type_for(tenant_id=kee.tenant_id, name="still"))
+        queueing.pause(queueing.type_for(tenant_id=kee.tenant_id, name="still"))
     assert [grant.task_type for grant in lease(worker, capacity=9)] == ["going"]
     with acting_as(kee):
-        types.resume(types.type_for(tenant_id=kee.tenant_id, name="still"))
+        queueing.resume(queueing.type_for(tenant_id=kee.tenant_id, name="still"))
     assert [grant.task_type for grant in lease(worker, capacity=9)] == ["still"]
 
 
 def test_unknown_queue_or_type_is_not_paused(kee: Caller) -> None:
     with acting_as(kee):
-        for code, named in (("unknown_task_type", types.type_for), ("unknown_queue", types.queue_named)):
+        for code, named in (("unknown_task_type", queueing.type_for), ("unknown_queue", queueing.queue_named)):
             with refused(code):
                 named(tenant_id=kee.tenant_id, name="nothing")
         assert not Queue.objects.exists()
@@ -207,9 +207,9 @@ def test_queue_that_becomes_fair_includes_waiting_tasks(tenant: Tenant, kee: Cal
     with acting_as(kee):
         LiveTask.objects.update(requester=None)
         assert lease(worker) == []
-        assert types.settle_fair_shares() == 4
+        assert queueing.settle_fair_shares() == 4
     assert len(lease(worker, capacity=9)) == 4
-    assert types.settle_fair_shares() == 0
+    assert queueing.settle_fair_shares() == 0
 
 
 def test_queue_limit_leaves_room_of_the_type_elsewhere(kee: Caller, worker: Caller) -> None:
@@ -352,10 +352,10 @@ def test_due_task_takes_a_free_key(kee: Caller, worker: Caller) -> None:
         soon, later = (queue(kee, concurrency_key="k", run_at=FUTURE + timedelta(seconds=wait)) for wait in (10, 20))
         assert [soon.status, later.status] == ["scheduled", "scheduled"]
         at(FUTURE + timedelta(seconds=10))
-        sweeping.bring_back()
+        operating.bring_back()
         assert number(lease_one(worker)) == number(soon)
         at(FUTURE + timedelta(seconds=20))
-        sweeping.bring_back()
+        operating.bring_back()
         assert lease(worker) == []
 
 
@@ -367,9 +367,9 @@ def test_canceled_task_frees_its_key(kee: Caller, worker: Caller, *, leased: boo
         at(FUTURE)
         if leased:
             lease_one(worker)
-        ending.cancel(caller=kee, task_id=number(first))
+        running.cancel(caller=kee, task_id=number(first))
         at(FUTURE + timedelta(seconds=10))
-        sweeping.end_what_must()
+        operating.end_what_must()
         assert number(lease_one(worker)) == number(second)
 
 
@@ -389,7 +389,7 @@ def test_task_that_waits_for_more_is_passed_over(kee: Caller, worker: Caller) ->
     assert lease(worker, capacity=5) == []
 
     complete(worker, lease_one(worker, queues=("second",)))
-    dependencies.release_dependants()
+    queueing.release_dependants()
     assert [number(grant) for grant in lease(worker, capacity=5)] == [depending]
     with acting_as(kee):
         assert LiveTask.objects.get(task_id=later).ready_at is None
@@ -437,7 +437,7 @@ def test_locked_task_gets_its_key_later(kee: Caller, worker: Caller) -> None:
         complete(worker, grant)
     assert lease(worker) == []
 
-    assert (sweeping.admit_waiting(), sweeping.admit_waiting()) == (1, 0)
+    assert (operating.admit_waiting(), operating.admit_waiting()) == (1, 0)
     assert number(lease_one(worker)) == waiting
 
 
@@ -472,7 +472,7 @@ def test_completion_that_leases_next_does_not_wait_at_a_limit(kee: Caller, worke
 
     with acting_as(kee):
         # Who is at the limit holds it until it commits.
-        leasing.lease(worker=kee, queues=("default",), capacity=1)
+        running.lease(worker=kee, queues=("default",), capacity=1)
         queueing.queue(requester=kee, request=asked())
         going_on = Other(lambda: answers.append(complete_many(worker, [grant], lease_next=LeaseNext(capacity=1))))
         going_on.join(20)

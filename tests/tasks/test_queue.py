@@ -13,7 +13,7 @@ from apps.receipts.models import Obligation, Receipt
 from apps.receipts.shapes import GroupInput
 from apps.tasks import selectors
 from apps.tasks.models import LiveTask, TaskType
-from apps.tasks.services import leasing, queueing, types
+from apps.tasks.services import queueing, running
 from apps.tasks.shapes import BudgetInput, QueueTask, RegisterTaskType
 from apps.tasks.states import IfDependencyFails
 from tests.factories import T0, make_caller, make_principal, refused
@@ -98,7 +98,7 @@ def test_scheduled_task_is_leased_at_run_at(kee: Caller) -> None:
             cursor.execute(
                 "select set_config('gatehouse.now', %s, true)", [(T0 + timedelta(seconds=seconds)).isoformat()]
             )
-            assert len(leasing.lease(worker=kee, queues=["default"])) == given
+            assert len(running.lease(worker=kee, queues=["default"])) == given
 
 
 def test_run_at_in_the_past_is_now(kee: Caller) -> None:
@@ -130,7 +130,7 @@ def test_type_in_code_is_made_at_first_use(kee: Caller) -> None:
         assert (made.in_code, made.lease_seconds, made.queue.name) == (True, 3, "execute")
         assert LiveTask.objects.get(task_id=number(queued)).lease_seconds == 3
         with refused("task_type_in_code"):
-            types.register_type(tenant_id=kee.tenant_id, given=RegisterTaskType(name="slow_for_tests"), now=T0)
+            queueing.register_type(tenant_id=kee.tenant_id, given=RegisterTaskType(name="slow_for_tests"), now=T0)
 
 
 def test_type_registered_again_is_changed(kee: Caller) -> None:

@@ -13,7 +13,7 @@ from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as
 from apps.tasks import selectors
 from apps.tasks.models import Artifact
-from apps.tasks.services import artifacts, ending
+from apps.tasks.services import running
 from apps.tasks.shapes import Completion
 from tests.factories import make_caller, make_tenant, make_token, refused
 from tests.tasks.making import beat, complete, get, lease_one, make_type, number, queue, release
@@ -23,12 +23,12 @@ def test_result_is_fetched_and_the_first_time_is_kept(kee: Caller, worker: Calle
     make_type(kee)
     task = queue(kee)
     with acting_as(kee), refused("not_finished"):
-        artifacts.fetch_result(caller=kee, task_id=number(task))
+        running.fetch_result(caller=kee, task_id=number(task))
     complete(worker, lease_one(worker), {"zz": [1, None], "a": "é"})
     with acting_as(kee):
-        first = artifacts.fetch_result(caller=kee, task_id=number(task))
+        first = running.fetch_result(caller=kee, task_id=number(task))
     with acting_as(kee):
-        second = artifacts.fetch_result(caller=kee, task_id=number(task))
+        second = running.fetch_result(caller=kee, task_id=number(task))
         opened = selectors.open_pointer(f"inline:{task.task_id}", tenant_id=kee.tenant_id)
     assert (first.content, first.result_pointer) == ({"zz": [1, None], "a": "é"}, f"inline:{task.task_id}")
     assert first.fetched_at == second.fetched_at is not None
@@ -52,9 +52,7 @@ def test_result_over_64_kib_becomes_an_artifact(kee: Caller, worker: Caller) -> 
 
 
 def test_artifact_is_stored_once_for_its_tenant(kee: Caller) -> None:
-    pointers = {
-        artifacts.store_artifact(tenant_id=kee.tenant_id, content=b"abc", media_type="text/plain") for _ in "12"
-    }
+    pointers = {running.store_artifact(tenant_id=kee.tenant_id, content=b"abc", media_type="text/plain") for _ in "12"}
     stranger = make_caller(make_tenant("globex"))
     (pointer,) = pointers
     with acting_as(kee):
@@ -65,10 +63,10 @@ def test_artifact_is_stored_once_for_its_tenant(kee: Caller) -> None:
 
 
 def test_damaged_artifact_is_rewritten_and_not_shown(kee: Caller) -> None:
-    pointer = artifacts.store_artifact(tenant_id=kee.tenant_id, content=b"whole", media_type="text/plain")
+    pointer = running.store_artifact(tenant_id=kee.tenant_id, content=b"whole", media_type="text/plain")
     place = Path(storages["artifacts"].path(selectors.place_of(kee.tenant_id, pointer.rpartition("-")[2])))
     place.write_bytes(b"wh")
-    artifacts.store_artifact(tenant_id=kee.tenant_id, content=b"whole", media_type="text/plain")
+    running.store_artifact(tenant_id=kee.tenant_id, content=b"whole", media_type="text/plain")
     assert place.read_bytes() == b"whole"
     place.write_bytes(b"other")
     with acting_as(kee), refused("artifacts_unavailable"):
@@ -89,7 +87,7 @@ def test_damaged_artifact_is_rewritten_and_not_shown(kee: Caller) -> None:
 def test_unusable_result_is_refused(kee: Caller, settings: Any, refusal: str, given: dict[str, Any]) -> None:
     settings.ARTIFACT_MAX_BYTES = 66_000
     with refused(refusal):
-        artifacts.prepare(tenant_id=kee.tenant_id, task_id=1, **given)
+        running.prepare(tenant_id=kee.tenant_id, task_id=1, **given)
     with acting_as(kee):
         assert not Artifact.objects.exists()
 
@@ -102,7 +100,7 @@ def test_timeline_has_every_event_in_order(kee: Caller, worker: Caller) -> None:
     beat(worker, grant, percent=10)
     complete(worker, grant)
     with acting_as(kee):
-        artifacts.fetch_result(caller=kee, task_id=number(task))
+        running.fetch_result(caller=kee, task_id=number(task))
         story = selectors.timeline(task.task_id)
         events = story.events
         assert story.following is None
@@ -115,10 +113,10 @@ def delivered(kee: Caller, worker: Caller, **result: Any) -> str:
     make_type(kee)
     task = queue(kee)
     grant = lease_one(worker)
-    delivery = artifacts.prepare(tenant_id=worker.tenant_id, task_id=number(grant), **result)
+    delivery = running.prepare(tenant_id=worker.tenant_id, task_id=number(grant), **result)
     with acting_as(worker):
         completion = Completion(task_id=number(grant), lease_token=grant.lease_token, delivery=delivery)
-        only(ending.complete_many([(worker, completion)]).answers)
+        only(running.complete_many([(worker, completion)]).answers)
     return task.task_id
 
 

@@ -14,7 +14,7 @@ from apps.principals.models import Principal, Tenant
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.tasks import timetables
 from apps.tasks.models import Schedule, Task
-from apps.tasks.services import scheduling
+from apps.tasks.services import queueing
 from apps.tasks.shapes import ScheduleTask
 from apps.tasks.timetables import Timetable
 from tests.factories import at, make_token, refused
@@ -27,12 +27,12 @@ NOON = datetime(2026, 5, 4, 12, tzinfo=UTC)
 def schedule(caller: Caller, *, name: str = "daily", **more: Any) -> Schedule:
     given: dict[str, Any] = {"task_type": "index", "cron": "0 13 * * *", **more}
     with acting_as(caller):
-        made, _ = scheduling.set_schedule(caller=caller, draft=ScheduleTask(name=name, **given))
+        made, _ = queueing.set_schedule(caller=caller, draft=ScheduleTask(name=name, **given))
     return made
 
 
 def fire() -> int:
-    return scheduling.fire_schedules()
+    return queueing.fire_schedules()
 
 
 def queued() -> list[Task]:
@@ -96,11 +96,11 @@ def test_stopped_schedule_queues_nothing_until_it_is_resumed(kee: Caller) -> Non
     at(NOON)
     made = schedule(kee)
     with acting_as(kee):
-        scheduling.switch(schedule_id=made.pk, on=False)
+        queueing.switch(schedule_id=made.pk, on=False)
     at(NOON + timedelta(days=3))
     assert fire() == 0
     with acting_as(kee):
-        scheduling.switch(schedule_id=made.pk, on=True)
+        queueing.switch(schedule_id=made.pk, on=True)
     assert fire() == 0
     at(NOON + timedelta(days=3, hours=1))
     assert fire() == 1

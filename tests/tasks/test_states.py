@@ -15,7 +15,7 @@ from apps.digests.models import Inbox
 from apps.digests.services import lock_or_create
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.tasks.models import Budget, FinishedTask, IdempotencyKey, LiveTask, Run, Task
-from apps.tasks.services import artifacts, ending, recording, sweeping
+from apps.tasks.services import operating, running
 from apps.tasks.shapes import BudgetInput, LeasedTask
 from apps.tasks.states import CANCEL_REQUESTED, TRANSITIONS, Reason, Status, after_failure
 from tests.factories import at
@@ -66,12 +66,12 @@ def take(world: World) -> None:
 
 def cancel_with_others(world: World) -> None:
     with acting_as(world.caller):
-        ending.cancel_many(caller=world.caller, task_ids=[world.task_id])
+        running.cancel_many(caller=world.caller, task_ids=[world.task_id])
 
 
 def sweep(world: World) -> None:
-    sweeping.bring_back()
-    sweeping.end_what_must()
+    operating.bring_back()
+    operating.end_what_must()
 
 
 def sweep_later(world: World) -> None:
@@ -85,7 +85,7 @@ def sweep_after_the_last_expiry(world: World) -> None:
 
 
 def fetch(world: World) -> None:
-    artifacts.fetch_result(caller=world.caller, task_id=world.task_id)
+    running.fetch_result(caller=world.caller, task_id=world.task_id)
 
 
 Verb = Callable[[World], object]
@@ -166,7 +166,7 @@ DRAWS = 400
 )
 def test_backoff_doubles_with_full_jitter_up_to_the_cap(failures: int, base: float, cap: float, ceiling: float) -> None:
     random.seed(1)
-    hold = recording.Hold(
+    hold = running.Hold(
         task_id=1,
         tenant_id=1,
         fencing_token=1,
@@ -182,7 +182,7 @@ def test_backoff_doubles_with_full_jitter_up_to_the_cap(failures: int, base: flo
         backoff_cap=cap,
         concurrency_key=None,
     )
-    drawn = sorted(ending._backoff(hold) for _ in range(DRAWS))
+    drawn = sorted(running._backoff(hold) for _ in range(DRAWS))
 
     assert drawn[0] >= 0
     assert drawn[-1] <= ceiling

@@ -16,7 +16,7 @@ from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.receipts.models import Receipt
 from apps.tasks import handlers, selectors, sql
 from apps.tasks.models import FinishedTask, LiveTask, Run, TaskType, run_key
-from apps.tasks.services import ending, sweeping, types
+from apps.tasks.services import operating, queueing, running
 from apps.tasks.shapes import LeaseNext, Rate
 from apps.tasks.signals import task_queued, tasks_finished
 from tests.factories import as_owner, at, make_caller, make_tenant, refused
@@ -63,16 +63,16 @@ def test_locked_inbox_delays_only_its_own_ends(tenant: Tenant, kee: Caller, work
     queue(kee, recipient_ai="Hexy")
     complete(worker, lease_one(worker))
     # More than a batch of the busy one's stands in front.
-    busy = {number(queue(kee, recipient_ai="Hexy")) for _ in range(sweeping.SWEEP_BATCH + 1)}
+    busy = {number(queue(kee, recipient_ai="Hexy")) for _ in range(operating.SWEEP_BATCH + 1)}
     others = {number(queue(kee, recipient_ai="Ona")) for _ in range(3)}
     lease(worker, capacity=len(busy) + len(others))
     expire(kee)
 
     with held(hexy, Inbox.objects.select_for_update().filter(principal_id=hexy.principal_id).get):
-        assert sweeping.end_what_must() == len(others)
+        assert operating.end_what_must() == len(others)
         assert _ended(kee) == others
-        assert sweeping.end_what_must() == 0
-    assert [sweeping.end_what_must() for _ in range(3)] == [sweeping.SWEEP_BATCH, 1, 0]
+        assert operating.end_what_must() == 0
+    assert [operating.end_what_must() for _ in range(3)] == [operating.SWEEP_BATCH, 1, 0]
     assert _ended(kee) == busy | others
 
 
@@ -84,9 +84,9 @@ def test_locked_task_delays_no_other_end(kee: Caller, worker: Caller) -> None:
     expire(kee)
 
     with held(kee, LiveTask.objects.select_for_update().filter(task_id=at_hand).get):
-        assert sweeping.end_what_must() == 1
+        assert operating.end_what_must() == 1
     assert _ended(kee) == {other}
-    assert sweeping.end_what_must() == 1
+    assert operating.end_what_must() == 1
 
 
 def test_sweep_reclaims_leases_of_every_tenant(tenant: Tenant, kee: Caller) -> None:
@@ -98,8 +98,8 @@ def test_sweep_reclaims_leases_of_every_tenant(tenant: Tenant, kee: Caller) -> N
         expire(caller)
     # A claim brings back those of its own queues.
     assert [grant.run_id for grant in lease(kee, queues=("first",))] == [2]
-    assert sweeping.bring_back()[0] == 2
-    assert sweeping.bring_back()[0] == 0
+    assert operating.bring_back()[0] == 2
+    assert operating.bring_back()[0] == 0
 
 
 def test_unannounced_work_is_found_once_a_queue(kee: Caller) -> None:
@@ -107,15 +107,15 @@ def test_unannounced_work_is_found_once_a_queue(kee: Caller) -> None:
     queue(kee)
     for _ in range(3):
         queue(kee, "slow_for_tests", {"folder": "/x"})
-    assert sweeping.ready_again() == []
+    assert operating.ready_again() == []
     with acting_as(kee):
         LiveTask.objects.update(ready_at=LONG_AGO)
         own = TaskType.objects.select_related("queue").get(name="slow_for_tests")
 
-    assert sweeping.ready_again() == [(kee.tenant_id, own.queue.name, own.name)]
+    assert operating.ready_again() == [(kee.tenant_id, own.queue.name, own.name)]
     assert own.name in handlers.names()
     pause(kee, own.queue.name)
-    assert sweeping.ready_again() == []
+    assert operating.ready_again() == []
 
 
 @pytest.mark.parametrize("limited", ["queue", "type"])
@@ -125,16 +125,16 @@ def test_work_kept_back_by_a_limit_is_found(kee: Caller, limited: str) -> None:
     make_type(kee, "slow", **(rate if limited == "type" else {}))
     for name in ("index", "slow"):
         queue(kee, name)
-    assert [found[1:] for found in sweeping.ready_again()] == ([("default", "slow")] if limited == "type" else [])
+    assert [found[1:] for found in operating.ready_again()] == ([("default", "slow")] if limited == "type" else [])
     if limited == "queue":
         set_queue(kee, **rate)
-    assert [queue for _, queue, _ in sweeping.ready_again()] == ["default"]
+    assert [queue for _, queue, _ in operating.ready_again()] == ["default"]
     pause(kee)
-    assert sweeping.ready_again() == []
+    assert operating.ready_again() == []
     with acting_as(kee):
-        types.resume(types.queue_named(tenant_id=kee.tenant_id, name="default"))
+        queueing.resume(queueing.queue_named(tenant_id=kee.tenant_id, name="default"))
         LiveTask.objects.update(ready_at=None)
-    assert sweeping.ready_again() == []
+    assert operating.ready_again() == []
 
 
 def test_queue_health_counts_by_status(kee: Caller) -> None:
@@ -170,7 +170,7 @@ def test_task_that_can_not_end_delays_no_other(tenant: Tenant, kee: Caller) -> N
             [broken, tenant.pk],
         )
 
-    assert sweeping.end_what_must() == len(others)
+    assert operating.end_what_must() == len(others)
     assert _ended(kee) == set(others)
     with acting_as(kee):
         assert [one.task_id for one in LiveTask.objects.all()] == [broken]
@@ -183,7 +183,7 @@ def test_renewed_lease_is_not_ended(kee: Caller, order: str) -> None:
     grant = lease_one(kee)
     with acting_as(kee):
         if order == "cancel":
-            ending.cancel(caller=kee, task_id=task)
+            running.cancel(caller=kee, task_id=task)
         LiveTask.objects.update(lease_expires_at=LONG_AGO)
     with acting_as_system("test"):
         assert [found for _, found, _ in fetch(sql.DOOMED, hot=True)] == [task]
@@ -191,12 +191,12 @@ def test_renewed_lease_is_not_ended(kee: Caller, order: str) -> None:
     beat(kee, grant)
     before = snapshot(kee)
     with acting_as(kee):
-        assert ending.bury(tenant_id=kee.tenant_id, task_ids=[task]) == 0
+        assert running.bury(tenant_id=kee.tenant_id, task_ids=[task]) == 0
     assert snapshot(kee) == before
 
     expire(kee)
     with acting_as(kee):
-        assert ending.bury(tenant_id=kee.tenant_id, task_ids=[task]) == 1
+        assert running.bury(tenant_id=kee.tenant_id, task_ids=[task]) == 1
 
 
 def deadline_of(kee: Caller, task: int) -> datetime:
@@ -212,9 +212,9 @@ def test_task_past_its_deadline_becomes_a_dead_letter(kee: Caller, worker: Calle
     task = number(queue(kee))
     grant = lease_one(worker) if leased else None
     later(595)
-    assert sweeping.end_what_must() == 0
+    assert operating.end_what_must() == 0
     later(601)
-    assert [sweeping.end_what_must(), sweeping.end_what_must()] == [1, 0]
+    assert [operating.end_what_must(), operating.end_what_must()] == [1, 0]
     with acting_as(kee):
         record = FinishedTask.objects.get(task_id=task)
         assert (record.status, record.reason, record.fencing_token) == ("failed", "deadline_passed", int(leased))
@@ -233,9 +233,9 @@ def test_deadline_counts_from_run_at(kee: Caller) -> None:
     make_type(kee, deadline_seconds=600)
     queue(kee, run_at=FUTURE)
     at(FUTURE + timedelta(seconds=599))
-    assert sweeping.end_what_must() == 0
+    assert operating.end_what_must() == 0
     at(FUTURE + timedelta(seconds=601))
-    assert sweeping.end_what_must() == 1
+    assert operating.end_what_must() == 1
 
 
 def test_no_lease_outlives_the_deadline(kee: Caller, worker: Caller) -> None:
@@ -267,7 +267,7 @@ def test_task_past_its_deadline_is_not_leased(kee: Caller, worker: Caller) -> No
     assert lease(worker, capacity=5) == []
     set_queue(kee, concurrency=5)
     assert lease(worker, capacity=5) == []
-    assert sweeping.end_what_must() == 1
+    assert operating.end_what_must() == 1
 
 
 def test_repeated_next_lease_is_cut_by_the_deadline(kee: Caller, worker: Caller) -> None:
@@ -348,20 +348,20 @@ def test_resumed_work_is_announced(kee: Caller) -> None:
     for task_type, line in (("index", "default"), ("index", "default"), ("still", "default"), ("index", "second")):
         queue(kee, task_type, queue=line)
     with acting_as(kee):
-        types.pause(types.type_for(tenant_id=kee.tenant_id, name="still"))
-        types.pause(types.queue_named(tenant_id=kee.tenant_id, name="default"))
+        queueing.pause(queueing.type_for(tenant_id=kee.tenant_id, name="still"))
+        queueing.pause(queueing.queue_named(tenant_id=kee.tenant_id, name="default"))
 
     with heard(task_queued) as announced:
         with acting_as(kee):
-            types.resume(types.queue_named(tenant_id=kee.tenant_id, name="default"))
+            queueing.resume(queueing.queue_named(tenant_id=kee.tenant_id, name="default"))
             assert announced == []
         assert announced == [work(kee)]
         with acting_as(kee):
-            types.pause(types.queue_named(tenant_id=kee.tenant_id, name="second"))
-            types.resume(types.type_for(tenant_id=kee.tenant_id, name="still"))
+            queueing.pause(queueing.queue_named(tenant_id=kee.tenant_id, name="second"))
+            queueing.resume(queueing.type_for(tenant_id=kee.tenant_id, name="still"))
         assert announced[1:] == [{**work(kee), "task_type": "still"}]
         with acting_as(kee):
-            types.resume(types.type_for(tenant_id=kee.tenant_id, name="index"))
+            queueing.resume(queueing.type_for(tenant_id=kee.tenant_id, name="index"))
         assert announced[2:] == [work(kee)]
 
 
@@ -379,7 +379,7 @@ def test_work_is_announced_when_a_limit_is_lifted(kee: Caller) -> None:
 
 def cancel_several(caller: Caller, task: int) -> None:
     with acting_as(caller):
-        ending.cancel_many(caller=caller, task_ids=[task])
+        running.cancel_many(caller=caller, task_ids=[task])
 
 
 ENDS: list[Callable[[Caller, int], object]] = [

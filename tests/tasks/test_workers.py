@@ -27,7 +27,7 @@ from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as
 from apps.receipts.models import Receipt
 from apps.tasks.models import FinishedTask, IdempotencyKey, LiveTask, Run, Schedule, Task, run_key
-from apps.tasks.services import scheduling
+from apps.tasks.services import queueing
 from apps.tasks.shapes import QueuedTask, ScheduleTask
 from tests.commands import ROOT, with_database
 from tests.executions.making import make_worker
@@ -148,7 +148,7 @@ def test_rival_clocks_queue_each_time_once(caller: Caller, tmp_path: Path) -> No
     make_type(caller)
     with acting_as(caller):
         draft = ScheduleTask(name="s", task_type="index", every_seconds=2)
-        made, _ = scheduling.set_schedule(caller=caller, draft=draft)
+        made, _ = queueing.set_schedule(caller=caller, draft=draft)
 
     def queued() -> list[Task]:
         with acting_as(caller):

@@ -18,7 +18,7 @@ from apps.principals.models import Principal
 from apps.principals.tenancy import Caller
 from apps.workers import selectors, trust
 from apps.workers.models import SourceEntry, SourceKind, Worker, WorkerEvent, WorkerSource
-from apps.workers.services import discovery, health, registry
+from apps.workers.services import registry
 from apps.workers.shapes import HeartbeatTaken, OfferView
 from apps.workers.trust import Tier
 from tests import waiters
@@ -92,7 +92,7 @@ def register(caller: Caller, manifest: dict[str, Any]) -> registry.Registration:
 
 
 def beat(caller: Caller, worker_id: str = ID, status: str = "healthy") -> HeartbeatTaken:
-    return health.heartbeat(caller=caller, worker_id=worker_id, status=status, current_load=0.0, available=True)
+    return registry.heartbeat(caller=caller, worker_id=worker_id, status=status, current_load=0.0, available=True)
 
 
 def events(kind: str = "state") -> list[str]:
@@ -110,7 +110,7 @@ def add_source(
     **worker: Any,
 ) -> WorkerSource:
     """Add a source for the caller's principal; `worker` holds defaults for workers without a manifest."""
-    return discovery.add_source(
+    return registry.add_source(
         principal=Principal.objects.get(pk=caller.principal_id),
         name=name,
         kind=kind,
@@ -125,7 +125,7 @@ def discover(*, ask: bool = False) -> None:
     WorkerSource.objects.update(next_at="2000-01-01T00:00Z")
     if ask:
         SourceEntry.objects.update(next_at="2000-01-01T00:00Z")
-    discovery.discover()
+    registry.discover()
 
 
 def ids() -> list[str]:

@@ -15,8 +15,8 @@ from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as
 from apps.workers import manifests, selectors, sources
 from apps.workers.models import Reach, SourceEntry, SourceKind, State, Worker, WorkerEvent, WorkerSource
-from apps.workers.services import discovery, health
-from apps.workers.services.discovery import _checked
+from apps.workers.services import registry
+from apps.workers.services.registry import _checked
 from tests.factories import make_caller, make_tenant, pass_time
 from tests.workers.factories import (
     NOTHING,
@@ -53,7 +53,7 @@ def test_any_mcp_server_is_found_and_untrusted(as_kee: Caller, shouter: McpServe
     shouter.page_size = 2
     add_source(as_kee, shouter.endpoint)
 
-    discovery.discover()
+    registry.discover()
 
     worker = Worker.objects.get()
     assert worker.worker_id == manifests._worker_id("shouter", shouter.endpoint)
@@ -76,7 +76,7 @@ def test_source_states_defaults_for_its_workers(as_kee: Caller, shouter: McpServ
     ]
     add_source(as_kee, shouter.endpoint, worker_id="loud", side_effects=NOTHING, capabilities=["noise"])
 
-    discovery.discover()
+    registry.discover()
 
     assert selectors.worker_named("loud").capabilities == ["noise"]
     assert barred() is None
@@ -88,7 +88,7 @@ def test_unsigned_bootstrap_manifest_keeps_the_asked_endpoint(as_kee: Caller, sh
     shouter.manifest = lambda: make_manifest("loud", endpoint="https://elsewhere.example.com/mcp")
     add_source(as_kee, shouter.endpoint)
 
-    discovery.discover()
+    registry.discover()
 
     worker = selectors.worker_named("loud")
     assert (worker.endpoint, worker.effective_tier) == (shouter.endpoint, "untrusted")
@@ -99,7 +99,7 @@ def test_signed_bootstrap_manifest_is_trusted(as_kee: Caller, shouter: McpServer
     manifest = signed(make_manifest("loud", endpoint=shouter.endpoint), key)
     shouter.manifest = lambda: manifest
     add_source(as_kee, shouter.endpoint)
-    discovery.discover()
+    registry.discover()
     assert selectors.worker_named("loud").effective_tier == "verified"
 
     shouter.manifest = lambda: {**manifest, "capabilities": ["everything"]}
@@ -123,7 +123,7 @@ def test_bad_bootstrap_manifest_is_refused(
     shouter.manifest = lambda: manifest
     add_source(as_kee, shouter.endpoint)
 
-    discovery.discover()
+    registry.discover()
 
     assert fault().startswith(code)
     assert not Worker.objects.exists()
@@ -138,7 +138,7 @@ def test_discovered_worker_can_not_take_an_id(tenant: Tenant, as_kee: Caller, sh
     shouter.manifest = lambda: make_manifest("loud", endpoint=shouter.endpoint, capabilities=["mine"])
     add_source(as_kee, shouter.endpoint)
 
-    discovery.discover()
+    registry.discover()
 
     assert fault().startswith("worker_id_taken")
     assert Worker.objects.values().get() == before
@@ -148,7 +148,7 @@ def test_unusable_tool_is_left_out_with_its_reason(as_kee: Caller, shouter: McpS
     elsewhere = {"type": "object", "properties": {"x": {"$ref": "http://10.0.0.8/schema.json"}}}
     shouter.tools = [make_tool("shout"), make_tool("fetch").model_copy(update={"input_schema": elsewhere})]
     add_source(as_kee, shouter.endpoint)
-    discovery.discover()
+    registry.discover()
 
     assert [tool["name"] for tool in Worker.objects.get().manifest["tools"]] == ["shout"]
     assert "fetch has a schema that does not stand on its own" in fault()
@@ -160,12 +160,12 @@ def test_unusable_tool_is_left_out_with_its_reason(as_kee: Caller, shouter: McpS
 def test_only_changed_tools_are_registered(as_kee: Caller, shouter: McpServer) -> None:
     add_source(as_kee, shouter.endpoint)
     pass_time()
-    discovery.discover()
+    registry.discover()
     epoch, events = selectors.epochs(), WorkerEvent.objects.count()
 
-    assert discovery.discover() == 0
-    pass_time(discovery.DEFAULT_EVERY)
-    assert discovery.discover() == 2
+    assert registry.discover() == 0
+    pass_time(registry.DEFAULT_EVERY)
+    assert registry.discover() == 2
     assert (selectors.epochs(), WorkerEvent.objects.count()) == (epoch, events)
 
     shouter.tools = [make_tool("shout"), make_tool("whisper")]
@@ -176,7 +176,7 @@ def test_only_changed_tools_are_registered(as_kee: Caller, shouter: McpServer) -
 
 def test_operators_signature_holds_while_tools_are_the_same(as_kee: Caller, shouter: McpServer, key: Key) -> None:
     add_source(as_kee, shouter.endpoint, worker_id="loud", side_effects=READS_ONLY)
-    discovery.discover()
+    registry.discover()
     assert barred() == "the tier untrusted does not allow read"
 
     shown = selectors.manifest_of("loud").model_dump()
@@ -196,7 +196,7 @@ def test_silent_entry_is_asked_ever_more_seldom(as_kee: Caller, shouter: McpServ
     pass_time()
     pauses = []
     for _ in range(4):
-        discovery.discover()
+        registry.discover()
         entry = SourceEntry.objects.get()
         assert entry.asked_at is not None
         pauses.append((entry.next_at - entry.asked_at).total_seconds())
@@ -211,28 +211,28 @@ def test_removed_source_removes_the_workers_it_alone_lists(as_kee: Caller, shout
     add_source(as_kee, shouter.endpoint, name="two")
     with refused("source_name_taken"):
         add_source(as_kee, shouter.endpoint, name="two")
-    discovery.discover()
+    registry.discover()
 
-    removed = [discovery.remove_source(tenant_id=as_kee.tenant_id, name=name) for name in ("one", "two")]
+    removed = [registry.remove_source(tenant_id=as_kee.tenant_id, name=name) for name in ("one", "two")]
 
     assert (removed, ids()) == ([0, 1], [])
     with refused("unknown_source"):
-        discovery.remove_source(tenant_id=as_kee.tenant_id, name="two")
+        registry.remove_source(tenant_id=as_kee.tenant_id, name="two")
 
 
 def test_worker_with_heartbeats_outlives_its_source(as_kee: Caller, shouter: McpServer) -> None:
     add_source(as_kee, shouter.endpoint, worker_id="loud")
-    discovery.discover()
+    registry.discover()
     beat(as_kee, "loud")
 
-    assert discovery.remove_source(tenant_id=as_kee.tenant_id, name="found") == 0
+    assert registry.remove_source(tenant_id=as_kee.tenant_id, name="found") == 0
     assert selectors.worker_named("loud").state == "ready"
 
 
 @pytest.mark.parametrize("by_principal", [True, False])
 def test_disabled_source_or_principal_is_left_alone(as_kee: Caller, shouter: McpServer, *, by_principal: bool) -> None:
     add_source(as_kee, shouter.endpoint, worker_id="loud")
-    discovery.discover()
+    registry.discover()
     shouter.asked.clear()
     if by_principal:
         Principal.objects.filter(pk=as_kee.principal_id).update(disabled_at=database_now())
@@ -458,8 +458,8 @@ def test_secret_is_sealed_and_replaceable(as_kee: Caller, remote: Registry, sett
     assert source_fault() == "bad_source: The source answers 403."
     assert "token-one" not in str(WorkerSource.objects.values().get())
 
-    discovery.change_source(tenant_id=as_kee.tenant_id, name="found", secret="token-two")
-    discovery.discover()
+    registry.change_source(tenant_id=as_kee.tenant_id, name="found", secret="token-two")
+    registry.discover()
 
     assert (source_fault(), SourceEntry.objects.get().key) == ("", "n1/loud")
     settings.SEALING_KEYS = ["another deployment's"]
@@ -478,7 +478,7 @@ def test_discovered_worker_moves_with_its_only_entry(as_kee: Caller, file: Path)
         discover()
         assert Worker.objects.get().endpoint == one.endpoint
 
-        assert discovery.remove_source(tenant_id=as_kee.tenant_id, name="pull") == 0
+        assert registry.remove_source(tenant_id=as_kee.tenant_id, name="pull") == 0
         Worker.objects.update(reach=Reach.DOWN, state=State.OFFLINE)
         discover(ask=True)
         worker = Worker.objects.registered().get()
@@ -508,8 +508,8 @@ def test_file_does_not_keep_a_silent_worker_alive(as_kee: Caller, file: Path, ke
     pass_time()
     register(as_kee, signed(make_manifest("one"), key))
     heard_at = Worker.objects.get().last_heartbeat_at
-    pass_time(health.OFFLINE_AFTER + timedelta(seconds=1))
-    health.mark_late()
+    pass_time(registry.OFFLINE_AFTER + timedelta(seconds=1))
+    registry.mark_late()
     add_file(as_kee, file, signed(make_manifest("one", capabilities=["rust"]), key))
 
     discover()
@@ -552,28 +552,28 @@ def test_signed_manifest_moves_a_worker(as_kee: Caller, file: Path, key: Key) ->
 def test_what_was_changed_meanwhile_keeps_no_answer_of_before(as_kee: Caller, shouter: McpServer) -> None:
     pass_time()
     add_source(as_kee, shouter.endpoint, worker_id="loud")
-    (asked,) = discovery.due_sources()
+    (asked,) = registry.due_sources()
     pass_time(1)
     with serving() as other:
-        discovery.change_source(tenant_id=as_kee.tenant_id, name="found", address=other.endpoint)
-        discovery.note_listing(asked, discovery.look(asked))
+        registry.change_source(tenant_id=as_kee.tenant_id, name="found", address=other.endpoint)
+        registry.note_listing(asked, registry.look(asked))
         assert not SourceEntry.objects.exists()
 
-        (asked,) = discovery.due_sources()
-        discovery.note_listing(asked, discovery.look(asked))
+        (asked,) = registry.due_sources()
+        registry.note_listing(asked, registry.look(asked))
         assert SourceEntry.objects.get().stated["endpoint"] == other.endpoint
-        (entry,) = discovery.due_entries()
+        (entry,) = registry.due_entries()
         pass_time(1)
-        discovery.change_source(tenant_id=as_kee.tenant_id, name="found")
-        discovery.note_answer(entry, discovery.ask(entry))
+        registry.change_source(tenant_id=as_kee.tenant_id, name="found")
+        registry.note_answer(entry, registry.ask(entry))
         assert ids() == []
-        discovery.discover()
+        registry.discover()
     assert ids() == ["loud"]
 
 
 def test_tenants_take_turns_in_a_sweep(tenant: Tenant) -> None:
     busy, quiet = make_caller(tenant), make_caller(make_tenant("quiet"))
-    for caller, number in ((busy, health.MOST_AT_ONCE + 10), (quiet, 1)):
+    for caller, number in ((busy, registry.MOST_AT_ONCE + 10), (quiet, 1)):
         with acting_as(caller):
             source, now = add_source(caller, "https://a.example.com/mcp"), database_now()
             SourceEntry.objects.bulk_create(
@@ -588,7 +588,7 @@ def test_tenants_take_turns_in_a_sweep(tenant: Tenant) -> None:
                 for one in range(number)
             )
 
-    asked = [entry.key for entry in discovery.due_entries()]
+    asked = [entry.key for entry in registry.due_entries()]
 
-    assert asked[:3] == [f"acme-{health.MOST_AT_ONCE + 9}", "quiet-0", f"acme-{health.MOST_AT_ONCE + 8}"]
-    assert len(asked) == health.MOST_AT_ONCE
+    assert asked[:3] == [f"acme-{registry.MOST_AT_ONCE + 9}", "quiet-0", f"acme-{registry.MOST_AT_ONCE + 8}"]
+    assert len(asked) == registry.MOST_AT_ONCE

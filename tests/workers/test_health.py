@@ -27,7 +27,7 @@ from apps.workers.models import (
     WorkerEvent,
     pause_after,
 )
-from apps.workers.services import discovery, health
+from apps.workers.services import registry
 from apps.workers.shapes import ListWorkers
 from tests.factories import make_caller, pass_time
 from tests.workers.factories import ID, NOTHING, add_source, beat, events, make_manifest, offers, refused, register
@@ -44,22 +44,22 @@ def announce(caller: Caller, server: McpServer, worker_id: str = "loud") -> None
 
 def find(caller: Caller, server: McpServer) -> None:
     add_source(caller, server.endpoint, worker_id="loud", side_effects=NOTHING)
-    discovery.discover()
+    registry.discover()
 
 
 def mark_late() -> int:
     with acting_as_system("test"):
-        return health.mark_late()
+        return registry.mark_late()
 
 
 def state_after(pause: timedelta) -> str:
     pass_time(pause)
-    health.probe()
+    registry.probe()
     return selectors.worker_named("loud").state
 
 
 def due() -> Worker:
-    (asked,) = health.due(Worker.objects.registered(), at="probe_at")
+    (asked,) = registry.due(Worker.objects.registered(), at="probe_at")
     return asked
 
 
@@ -89,10 +89,10 @@ def test_silent_worker_is_degraded_then_offline(as_kee: Caller) -> None:
         mark_late()
         return selectors.worker_named(ID).state
 
-    assert state_after(health.LATE_AFTER) == "ready"
+    assert state_after(registry.LATE_AFTER) == "ready"
     assert state_after(timedelta(microseconds=1)) == "degraded"
     assert selectors.catalogue().offers[0].barred == "the worker is degraded"
-    assert state_after(health.OFFLINE_AFTER) == "offline"
+    assert state_after(registry.OFFLINE_AFTER) == "offline"
     assert selectors.workers(ListWorkers()).workers == []
     assert beat(as_kee).status == "ready"
     assert selectors.catalogue().offers[0].barred is None
@@ -137,16 +137,16 @@ def test_late_workers_are_marked_in_transactions_of_few(as_kee: Caller) -> None:
     for number in range(5):
         register(as_kee, make_manifest(f"w{number}"))
     with CaptureQueriesContext(connection) as queries:
-        assert health.mark_late() == 0
+        assert registry.mark_late() == 0
     assert len([query for query in queries if "workers_" in query["sql"]]) == 1
 
-    Worker.objects.filter(worker_id="w3").update(last_heartbeat_at=database_now() - health.OFFLINE_AFTER)
+    Worker.objects.filter(worker_id="w3").update(last_heartbeat_at=database_now() - registry.OFFLINE_AFTER)
 
-    assert health.mark_late() == 1
+    assert registry.mark_late() == 1
     assert Worker.objects.exclude(state="ready").get().worker_id == "w3"
-    Worker.objects.update(last_heartbeat_at=database_now() - 2 * health.OFFLINE_AFTER)
+    Worker.objects.update(last_heartbeat_at=database_now() - 2 * registry.OFFLINE_AFTER)
     with CaptureQueriesContext(connection) as queries:
-        assert health.mark_late(batch=2) == 4
+        assert registry.mark_late(batch=2) == 4
     # Twice the workers, their states, their events and the registry's epoch; then no more workers.
     assert [query["sql"].split()[0] for query in queries if "SAVEPOINT" in query["sql"]] == ["SAVEPOINT", "RELEASE"] * 3
     assert len([query for query in queries if "workers_" in query["sql"]]) == 9
@@ -196,14 +196,14 @@ def test_dead_discovered_worker_is_offline_in_time(as_kee: Caller, shouter: McpS
     pass_time()
     find(as_kee, shouter)
     for _ in range(3):
-        assert state_after(health.OFFLINE_AFTER) == "ready"  # it needs no heartbeat
+        assert state_after(registry.OFFLINE_AFTER) == "ready"  # it needs no heartbeat
         assert mark_late() == 0
     shouter.stop()
 
-    states = [state_after(health.PROBE_EVERY), state_after(SOON), state_after(SOON)]
+    states = [state_after(registry.PROBE_EVERY), state_after(SOON), state_after(SOON)]
 
     assert states == ["ready", "ready", "offline"]
-    assert health.PROBE_EVERY + 2 * SOON <= health.OFFLINE_AFTER
+    assert registry.PROBE_EVERY + 2 * SOON <= registry.OFFLINE_AFTER
     assert selectors.workers(ListWorkers()).workers == []
     assert events()[-1].startswith("ready to offline: it does not answer: unreachable")
 
@@ -212,7 +212,7 @@ def test_two_answers_bring_a_worker_back(as_kee: Caller, shouter: McpServer) -> 
     pass_time()
     find(as_kee, shouter)
     Worker.objects.update(reach=Reach.DOWN, state=State.OFFLINE)
-    health.probe()
+    registry.probe()
 
     assert selectors.worker_named("loud").state == "offline"
     assert state_after(SOON) == "ready"
@@ -222,7 +222,7 @@ def test_two_answers_bring_a_worker_back(as_kee: Caller, shouter: McpServer) -> 
 def test_heartbeat_and_registration_do_not_hide_a_dead_endpoint(as_kee: Caller, shouter: McpServer) -> None:
     pass_time()
     announce(as_kee, shouter)
-    health.probe()
+    registry.probe()
     shouter.stop()
     states = []
     for _ in range(DOWN_AFTER + 2):
@@ -240,8 +240,8 @@ def test_answer_does_not_replace_a_heartbeat(as_kee: Caller, shouter: McpServer)
     pass_time()
     announce(as_kee, shouter)
     beat(as_kee, "loud")
-    health.probe()
-    pass_time(health.OFFLINE_AFTER + SOON)
+    registry.probe()
+    pass_time(registry.OFFLINE_AFTER + SOON)
     mark_late()
 
     assert state_after(timedelta(0)) == "offline"
@@ -251,11 +251,11 @@ def test_answer_does_not_replace_a_heartbeat(as_kee: Caller, shouter: McpServer)
 def test_maintenance_survives_lost_probes(as_kee: Caller, shouter: McpServer) -> None:
     pass_time()
     announce(as_kee, shouter)
-    health.probe()
+    registry.probe()
     beat(as_kee, "loud", "maintenance")
     shouter.stop()
 
-    for pause in (health.PROBE_SELDOM, SOON, SOON):
+    for pause in (registry.PROBE_SELDOM, SOON, SOON):
         pass_time(pause)
         beat(as_kee, "loud", "maintenance")
         assert state_after(timedelta(0)) == "maintenance"
@@ -266,7 +266,7 @@ def test_quarantined_worker_is_not_probed(as_kee: Caller, shouter: McpServer) ->
     Worker.objects.update(state=State.QUARANTINED)
     shouter.asked.clear()
 
-    assert health.probe() == 0
+    assert registry.probe() == 0
     assert not shouter.asked
 
 
@@ -274,7 +274,7 @@ def test_disabled_principal_takes_its_workers_offline(as_kee: Caller, shouter: M
     pass_time()
     find(as_kee, shouter)
     register(as_kee, make_manifest())
-    health.probe()
+    registry.probe()
     shouter.asked.clear()
     owner = Principal.objects.filter(pk=as_kee.principal_id)
     owner.update(disabled_at=database_now())
@@ -283,7 +283,7 @@ def test_disabled_principal_takes_its_workers_offline(as_kee: Caller, shouter: M
 
     assert dict(Worker.objects.values_list("worker_id", "state")) == {"loud": "offline", ID: "offline"}
     assert events()[-1] == "ready to offline: Kee is disabled"
-    assert state_after(health.PROBE_SELDOM) == "offline"
+    assert state_after(registry.PROBE_SELDOM) == "offline"
     assert not shouter.asked
     owner.update(disabled_at=None)
     assert beat(as_kee, "loud").status == "ready"
@@ -292,18 +292,18 @@ def test_disabled_principal_takes_its_workers_offline(as_kee: Caller, shouter: M
 def test_drift_degrades_until_registered(as_kee: Caller, shouter: McpServer) -> None:
     pass_time()
     announce(as_kee, shouter)
-    health.probe()
+    registry.probe()
 
     shouter.tools = [make_tool("shout").model_copy(update={"input_schema": {**A_TEXT, "required": []}})]
-    assert state_after(health.PROBE_SELDOM) == "offline"
+    assert state_after(registry.PROBE_SELDOM) == "offline"
     assert beat(as_kee, "loud").status == "degraded"
-    assert state_after(health.PROBE_EVERY) == "degraded"
+    assert state_after(registry.PROBE_EVERY) == "degraded"
     assert beat(as_kee, "loud").status == "degraded"
 
     assert events("drifted") == ["shout takes other arguments"]
     announce(as_kee, shouter)
     assert selectors.worker_named("loud").state == "ready"
-    assert state_after(health.PROBE_EVERY) == "ready"
+    assert state_after(registry.PROBE_EVERY) == "ready"
 
 
 def test_drifted_discovered_worker_is_asked_at_once(as_kee: Caller, shouter: McpServer) -> None:
@@ -311,14 +311,14 @@ def test_drifted_discovered_worker_is_asked_at_once(as_kee: Caller, shouter: Mcp
     find(as_kee, shouter)
     shouter.tools = [make_tool("whisper")]
 
-    assert state_after(health.PROBE_EVERY) == "degraded"
-    assert discovery.discover() == 1
+    assert state_after(registry.PROBE_EVERY) == "degraded"
+    assert registry.discover() == 1
     assert selectors.worker_named("loud").state == "ready"
     assert list(offers()) == ["whisper"]
 
 
 def next_probe() -> timedelta:
-    health.probe()
+    registry.probe()
     worker = Worker.objects.get()
     assert worker.probed_at is not None
     pause = worker.probe_at - worker.probed_at
@@ -329,11 +329,11 @@ def next_probe() -> timedelta:
 def test_healthy_worker_is_probed_seldom(as_kee: Caller, shouter: McpServer) -> None:
     pass_time()
     announce(as_kee, shouter)
-    assert next_probe() == health.PROBE_SELDOM
+    assert next_probe() == registry.PROBE_SELDOM
     tools, shouter.tools = shouter.tools, [make_tool("whisper")]
-    assert next_probe() == health.PROBE_EVERY
+    assert next_probe() == registry.PROBE_EVERY
     shouter.tools = tools
-    assert next_probe() == health.PROBE_SELDOM
+    assert next_probe() == registry.PROBE_SELDOM
 
 
 @pytest.mark.parametrize(
@@ -362,16 +362,16 @@ def test_outdated_probe_is_not_stored(as_kee: Caller, shouter: McpServer) -> Non
     Worker.objects.update(probe_at="2000-01-01T00:00Z")
     current = due()
 
-    health.note_probe(late, Unreachable("gone"))
+    registry.note_probe(late, Unreachable("gone"))
     assert Worker.objects.get().probed_at is None
-    health.note_probe(current, Unreachable("gone"))
+    registry.note_probe(current, Unreachable("gone"))
     assert Worker.objects.get().probe_fault == "unreachable: gone"
 
     Worker.objects.update(probed_at=None, probe_at="2000-01-01T00:00Z")
     current = due()
     with serving() as other:
         announce(as_kee, other)
-        health.note_probe(current, Unreachable("gone"))  # of the old endpoint
+        registry.note_probe(current, Unreachable("gone"))  # of the old endpoint
     assert Worker.objects.get().probed_at is None
     assert WorkerEvent.objects.filter(kind="state").count() == 0
 

@@ -22,7 +22,7 @@ from apps.plans.selectors import search_tools
 from apps.principals.tenancy import Caller
 from apps.workers.manifests import TooManyTools, look
 from apps.workers.models import SourceEntry, Worker
-from apps.workers.services import discovery
+from apps.workers.services import registry
 from tests import remote as remotes
 from tests.remote import Behaviour, Exchange
 from tests.workers.factories import NOTHING, add_source, fault, make_manifest
@@ -185,7 +185,7 @@ def test_bad_schema_leaves_the_tool_out(as_kee: Caller, shouter: McpServer, sche
     shouter.tools = [make_tool().model_copy(update={"input_schema": {"type": "object", **schema}})]
     add_source(as_kee, shouter.endpoint)
 
-    discovery.discover()
+    registry.discover()
 
     assert fault().split(":")[0] in {"nothing_to_offer", "not_mcp", "refused"}
     assert not Worker.objects.exists()
@@ -195,7 +195,7 @@ def test_deep_manifest_or_schema_is_refused(as_kee: Caller, shouter: McpServer) 
     shouter.manifest = lambda: {**make_manifest(), "hints": nested(60)}
     add_source(as_kee, shouter.endpoint)
 
-    discovery.discover()
+    registry.discover()
 
     assert fault().startswith("not_mcp")
     assert not Worker.objects.exists()
@@ -208,7 +208,7 @@ def test_hanging_endpoint_delays_no_other(as_kee: Caller, shouter: McpServer) ->
         add_source(as_kee, f"{hanging.url}/mcp", name="hanging")
         add_source(as_kee, shouter.endpoint, name="well")
 
-        discovery.discover()
+        registry.discover()
 
         faults = {place.source.name: place.fault for place in SourceEntry.objects.select_related("source")}
     assert faults["well"] is None
@@ -245,7 +245,7 @@ def knows_only(revision: str) -> Behaviour:
 def find_and_call(caller: Caller, endpoint: str) -> str:
     """The answer of its only tool, once it was found where an operator says it is."""
     add_source(caller, endpoint, worker_id="shouter", side_effects=NOTHING)
-    discovery.discover()
+    registry.discover()
     assert fault() == ""
     found = search_tools("shout", tenant_id=caller.tenant_id)
     assert [(match.worker_id, match.tool_name) for match in found] == [("shouter", "shout")]

@@ -13,7 +13,7 @@ from apps.principals.models import Principal, Tenant
 from apps.principals.tenancy import Caller, acting_as, acting_as_system, acting_in
 from apps.workers import ticks
 from apps.workers.models import Offer, SourceEntry, SourceKind, Worker, WorkerEvent, WorkerSource
-from apps.workers.services import discovery, memory, registry
+from apps.workers.services import registry
 from tests.waiters import together, until_somebody_waits_for_this_transaction
 from tests.workers.factories import beat, make_manifest, register
 
@@ -48,8 +48,8 @@ def find(caller: Caller, file: Path, *worker_ids: str) -> None:
     file.write_text(yaml.safe_dump({"workers": [make_manifest(worker_id) for worker_id in worker_ids]}))
     with acting_as(caller):
         principal = Principal.objects.get(pk=caller.principal_id)
-        discovery.add_source(principal=principal, name="many", kind=SourceKind.STATIC, address=str(file), options={})
-    discovery.discover()
+        registry.add_source(principal=principal, name="many", kind=SourceKind.STATIC, address=str(file), options={})
+    registry.discover()
 
 
 def test_source_removal_and_heartbeat_do_not_deadlock(tenant: Tenant, kee: Caller, file: Path) -> None:
@@ -57,7 +57,7 @@ def test_source_removal_and_heartbeat_do_not_deadlock(tenant: Tenant, kee: Calle
 
     def remove() -> None:
         with acting_in(tenant.pk, "test"):
-            discovery.remove_source(tenant_id=tenant.pk, name="many")
+            registry.remove_source(tenant_id=tenant.pk, name="many")
 
     meeting(holding_worker(kee, "b"), lambda: beat(kee, "b", "degraded"), remove)
 
@@ -71,7 +71,7 @@ def test_entry_change_and_heartbeat_do_not_deadlock(tenant: Tenant, kee: Caller,
     with acting_as(kee):
         SourceEntry.objects.update(stated=make_manifest("b"), next_at="2000-01-01T00:00Z")
 
-    meeting(holding_worker(kee, "a"), lambda: beat(kee, "a", "degraded"), discovery.discover)
+    meeting(holding_worker(kee, "a"), lambda: beat(kee, "a", "degraded"), registry.discover)
 
     with acting_as(kee):
         place = SourceEntry.objects.get()
@@ -107,7 +107,7 @@ def test_rebuild_and_registration_do_not_deadlock(tenant: Tenant, kee: Caller) -
     meeting(
         coming_back(),
         lambda: register(kee, make_manifest("b", capabilities=["rust"])),
-        lambda: memory.restore(tenant_id=tenant.pk),
+        lambda: registry.restore(tenant_id=tenant.pk),
     )
 
     with acting_as(kee):

@@ -16,8 +16,7 @@ from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as, acting_as_system, acting_in, on_behalf_of
 from apps.workers import selectors, ticks
 from apps.workers.models import Offer, SourceEntry, Worker, WorkerEvent
-from apps.workers.services import discovery, registry
-from apps.workers.services import memory as remembering
+from apps.workers.services import registry
 from apps.workers.shapes import ListWorkers
 from tests.factories import pass_time
 from tests.memory.subjects import concepts
@@ -34,20 +33,20 @@ def relations() -> set[tuple[str, str, str]]:
 
 def lose_and_restore(caller: Caller, **changes: Any) -> list[tuple[str, str | None]]:
     """Rebuild the registry from memory, where the concept of the worker has these changes."""
-    remembering.remember()
+    registry.remember()
     for model in (WorkerEvent, Offer, Worker):
         model.objects.all().delete()
     if changes:
         concept = concepts().get(name=ID)
         concept.metadata |= changes
         concept.save()
-    return [(one.worker_id, one.tier) for one in remembering.restore(tenant_id=caller.tenant_id)]
+    return [(one.worker_id, one.tier) for one in registry.restore(tenant_id=caller.tenant_id)]
 
 
 def test_worker_is_a_concept_with_relationships(as_kee: Caller) -> None:
     register(as_kee, make_manifest())
 
-    assert (remembering.remember(), remembering.remember()) == (1, 0)
+    assert (registry.remember(), registry.remember()) == (1, 0)
 
     concept = concepts().get(name=ID)
     assert concept.domain == "worker"
@@ -66,15 +65,15 @@ def test_worker_is_a_concept_with_relationships(as_kee: Caller) -> None:
 
 def test_memory_follows_changes_of_the_manifest_only(as_kee: Caller) -> None:
     register(as_kee, make_manifest())
-    remembering.remember()
+    registry.remember()
 
     beat(as_kee, status="degraded")
-    assert remembering.remember() == 0
+    assert registry.remember() == 0
     register(as_kee, make_manifest(capabilities=["rust"]))
-    assert (remembering.remember(), remembering.remember()) == (1, 0)
+    assert (registry.remember(), registry.remember()) == (1, 0)
     assert {one for one in relations() if one[1] == "provides"} == {(ID, "provides", "rust")}
     registry.unregister(caller=as_kee, worker_id=ID)
-    assert remembering.remember() == 1
+    assert registry.remember() == 1
     assert concepts().get(name=ID).metadata["unregistered_at"]
     assert not [one for one in relations() if one[1] == "manages"]
 
@@ -103,7 +102,7 @@ def test_worker_is_managed_by_the_nearest_delegate(tenant: Tenant) -> None:
             register(caller, make_manifest(worker_id, tools=tools))
 
     with acting_in(tenant.pk, "test"):
-        remembering.remember()
+        registry.remember()
         assert {one: manager for manager, how, one in relations() if how == "manages"} == {
             "detector": "code-dept",
             "code-scanner": "code-dept",
@@ -116,7 +115,7 @@ def test_worker_is_managed_by_the_nearest_delegate(tenant: Tenant) -> None:
 def test_tag_that_is_no_name_is_left_out(as_kee: Caller) -> None:
     register(as_kee, make_manifest(capabilities=[" ", "\ufdfa" * 100, "python"]))
 
-    remembering.remember()
+    registry.remember()
 
     assert {one for one in relations() if one[1] == "provides"} == {(ID, "provides", "python")}
 
@@ -128,7 +127,7 @@ def test_taken_name_leaves_the_worker_out_and_the_others_in(as_kee: Caller, take
     register(as_kee, make_manifest())
     register(as_kee, make_manifest("other"))
 
-    assert (remembering.remember(), remembering.remember()) == (2, 0)
+    assert (registry.remember(), registry.remember()) == (2, 0)
 
     assert concepts().filter(pk=before["id"]).values().get() == before
     assert [one.name for one in concepts().filter(domain="worker")] == ["other"]
@@ -144,7 +143,7 @@ def test_lost_registry_comes_back_with_its_tools_and_trust(as_kee: Caller, key: 
         (ID, ["analyze_repository"]),
         ("plain", ["analyze_repository"]),
     ]
-    assert remembering.restore(tenant_id=as_kee.tenant_id) == []
+    assert registry.restore(tenant_id=as_kee.tenant_id) == []
 
 
 def test_trust_comes_from_the_signature_not_from_memory(as_kee: Caller, key: dict[str, str]) -> None:
@@ -174,7 +173,7 @@ def test_wrong_memory_is_left_out_with_its_reason(as_kee: Caller, change: dict[s
     register(as_kee, make_manifest())
     assert lose_and_restore(as_kee, **change) == [(ID, None)]
 
-    (left_out,) = remembering.restore(tenant_id=as_kee.tenant_id)
+    (left_out,) = registry.restore(tenant_id=as_kee.tenant_id)
     assert reason in left_out.reason
     assert Worker.objects.count() == 0
 
@@ -182,7 +181,7 @@ def test_wrong_memory_is_left_out_with_its_reason(as_kee: Caller, change: dict[s
 def test_quarantine_survives_and_can_not_be_lifted_in_memory(as_kee: Caller) -> None:
     register(as_kee, make_manifest(side_effects=NOTHING))
     registry.quarantine(tenant_id=as_kee.tenant_id, worker_id=ID, why="stole")
-    remembering.remember()
+    registry.remember()
     memory.retract_relationships(author=as_kee, to_concept=ID, rel_type="quarantines", but=[])
 
     lose_and_restore(as_kee)
@@ -215,9 +214,9 @@ def test_worker_that_had_left_stays_away_with_void_signatures(
 
 def test_discovered_worker_comes_back_without_heartbeats(as_kee: Caller, shouter: McpServer) -> None:
     add_source(as_kee, shouter.endpoint, worker_id="loud", side_effects=NOTHING)
-    discovery.discover()
+    registry.discover()
     register(as_kee, make_manifest())
-    remembering.remember()
+    registry.remember()
     SourceEntry.objects.all().delete()
 
     lose_and_restore(as_kee)
@@ -231,7 +230,7 @@ def test_expired_signature_asks_for_a_new_registration(
 ) -> None:
     pass_time()
     register(as_kee, signed(make_manifest(), key))
-    remembering.remember()
+    registry.remember()
     pass_time(timedelta(hours=2))
     if revoked:
         registry.revoke_key(tenant_id=as_kee.tenant_id, key_id="bundled", why="stolen")

@@ -16,7 +16,7 @@ from django.urls import reverse
 
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.workers.models import SigningKey, SourceEntry, Worker, WorkerSource
-from apps.workers.services import discovery
+from apps.workers.services import registry
 from tests.factories import make_tenant
 from tests.workers.factories import enroll, make_key, make_manifest, public_half, register, signed, typed
 
@@ -116,7 +116,7 @@ def test_command_adds_lists_and_removes_sources(as_kee: Caller, file: Path, tmp_
     there = ["--address", "http://127.0.0.1:9/mcp", "--principal", "Kee"]
     run("add-source", "mine", "--kind", "static", "--address", "elsewhere", "--principal", "Kee")
     run("change-source", "mine", "--address", os.path.relpath(file))
-    discovery.discover()
+    registry.discover()
     entry = SourceEntry.objects.get()
     make_tenant("other")
     with pytest.raises(CommandError, match="There is no MCP worker 'one'"):

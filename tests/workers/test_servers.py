@@ -15,9 +15,9 @@ from apps.core.errors import NotFound
 from apps.principals.models import Tenant
 from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller, acting_as
-from apps.workers import selectors
+from apps.workers import listening, selectors
 from apps.workers.models import Offer, Worker, WorkerSource
-from apps.workers.services import discovery, listening, registry
+from apps.workers.services import registry
 from apps.workers.services.registry import take_call
 from tests.factories import make_token
 from tests.waiters import until
@@ -36,11 +36,11 @@ def server() -> Iterator[McpServer]:
 
 
 def add(caller: Caller, server: McpServer, *approve: str) -> str:
-    seen = discovery.visit(server.endpoint)
+    seen = registry.visit(server.endpoint)
     with acting_as(caller):
-        uids = [tool.tool_uid for tool in discovery.shown(server.endpoint, seen).tools if tool.name in approve]
-        principal = discovery.principal_for_servers(tenant_id=caller.tenant_id)
-        return discovery.add_server(
+        uids = [tool.tool_uid for tool in registry.shown(server.endpoint, seen).tools if tool.name in approve]
+        principal = registry.principal_for_servers(tenant_id=caller.tenant_id)
+        return registry.add_server(
             principal=principal, url=server.endpoint, seen=seen, approve=uids, why="test"
         ).worker_id
 
@@ -119,7 +119,7 @@ def test_approval_ends_when_the_worker_is_taken_out(kee: Caller, server: McpServ
 def test_what_is_not_offered_is_not_approved(kee: Caller, server: McpServer) -> None:
     worker_id = add(kee, server)
     with acting_as(kee), pytest.raises(NotFound, match="no longer offers"):
-        registry.approve(tenant_id=kee.tenant_id, worker_id=worker_id, uids=["f" * 32], why="test")
+        registry.approve_tools(tenant_id=kee.tenant_id, worker_id=worker_id, uids=["f" * 32], why="test")
 
 
 @pytest.mark.django_db(transaction=True)
@@ -127,7 +127,7 @@ def test_source_is_changed_and_looked_at_now(kee: Caller, server: McpServer) -> 
     worker_id = add(kee, server)
     server.tools.append(make_tool("whisper"))
     call_command("mcp_workers", "change-source", worker_id, "--tenant", "acme", stdout=StringIO())
-    discovery.discover()
+    registry.discover()
 
     with acting_as(kee):
         assert Offer.objects.current().filter(name="whisper").exists()
@@ -149,12 +149,12 @@ def test_operator_adds_and_approves_in_the_console(console: Client, kee: Caller,
 
     assert barred(kee, worker.worker_id, "save") is None
     assert barred(kee, worker.worker_id, "look") is not None
-    discovery.discover()
-    assert discovery.discover() == 0
+    registry.discover()
+    assert registry.discover() == 0
     with acting_as(kee):
         source = WorkerSource.objects.get()
     console.post(reverse("admin:workers_workersource_look_now", args=[source.pk]), sent)
-    assert discovery.discover() > 0
+    assert registry.discover() > 0
     page = console.get(reverse("admin:workers_worker_change", args=[worker.pk])).content.decode()
     assert reverse("admin:workers_workersource_change", args=[source.pk]) in page
 
@@ -168,10 +168,10 @@ def test_server_that_says_its_tools_changed_is_asked_at_once(kee: Caller, server
     listener.start()
     try:
         until(lambda: "subscriptions/listen" in server.asked)
-        assert discovery.discover() == 1  # the source alone is due
+        assert registry.discover() == 1  # the source alone is due
         server.tools.append(make_tool("whisper"))
         server.say_that_tools_changed()
-        until(lambda: bool(discovery.discover()))
+        until(lambda: bool(registry.discover()))
     finally:
         stop.set()
         listener.join()

@@ -21,7 +21,7 @@ from apps.plans.selectors import search_tools
 from apps.principals.tenancy import Caller
 from apps.workers import selectors
 from apps.workers.models import SourceEntry, Worker
-from apps.workers.services import discovery, health, registry
+from apps.workers.services import registry
 from apps.workers.trust import Tier
 from tests.factories import pass_time, refused
 from tests.workers.factories import NOTHING, READS_ONLY, add_source, enroll, make_key, register, signed
@@ -148,7 +148,7 @@ def call(worker_id: str, tool_name: str, **params: Any) -> dict[str, Any]:
 
 def find(caller: Caller, endpoint: str, worker_id: str, side_effects: dict[str, str]) -> None:
     add_source(caller, endpoint, name=worker_id, worker_id=worker_id, side_effects=side_effects)
-    discovery.discover()
+    registry.discover()
     assert [place.fault for place in SourceEntry.objects.filter(source__name=worker_id)] == [None]
 
 
@@ -165,14 +165,14 @@ def test_reference_server_is_discovered_called_and_missed(as_kee: Caller, packag
     assert ("everything", "echo") in found("echo back", as_kee)
     shown = selectors.tools_shown(tenant_id=as_kee.tenant_id, worker_id="everything")
     echo = [tool.tool_uid for tool in shown if tool.name == "echo"]
-    registry.approve(tenant_id=as_kee.tenant_id, worker_id="everything", uids=echo, why="test")
+    registry.approve_tools(tenant_id=as_kee.tenant_id, worker_id="everything", uids=echo, why="test")
     assert "hello" in str(call("everything", "echo", message="hello"))
-    health.probe()
+    registry.probe()
     assert Worker.objects.get().reach == "up"
     _end(process)
-    for pause in (health.PROBE_EVERY, timedelta(seconds=5), timedelta(seconds=5)):
+    for pause in (registry.PROBE_EVERY, timedelta(seconds=5), timedelta(seconds=5)):
         pass_time(pause)
-        health.probe()
+        registry.probe()
     assert selectors.worker_named("everything").state == "offline"
     assert found("echo back", as_kee) == []
 

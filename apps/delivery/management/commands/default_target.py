@@ -7,8 +7,8 @@ from django.core.management.base import BaseCommand, CommandError
 from django.utils import timezone
 
 from apps.core.errors import DomainError
+from apps.delivery import services
 from apps.delivery.models import Endpoint, Target
-from apps.delivery.services import targets
 from apps.principals.selectors import tenant_named
 from apps.principals.tenancy import acting_as_system
 
@@ -28,10 +28,10 @@ class Command(BaseCommand):
         try:
             with acting_as_system("default_target"):
                 tenant_id = tenant_named("default").pk
-                known = Target.objects.filter(tenant_id=tenant_id, name=targets.DEFAULT_TARGET).first()
-                target = targets.put_remote(
+                known = Target.objects.filter(tenant_id=tenant_id, name=services.DEFAULT_TARGET).first()
+                target = services.put_remote(
                     tenant_id=tenant_id,
-                    name=targets.DEFAULT_TARGET,
+                    name=services.DEFAULT_TARGET,
                     url=url,
                     token=token,
                     endpoint=Endpoint((known and known.endpoint) or Endpoint.UNIVERSAL),
