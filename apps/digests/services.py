@@ -89,18 +89,12 @@ class LockedInbox:
         send_on_commit(inbox_changed, principal_ids=[self.principal_id], tenant_id=self.tenant_id)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Move:
-    """How many sequences an inbox takes, and how far its unread counters go."""
+def advance(moves: Mapping[int, tuple[int, int, int]]) -> dict[int, int]:
+    """Take sequences and move the unread counters of locked inboxes; returns the last sequence of each.
 
-    sequences: int = 0
-    visible: int = 0
-    pending: int = 0
-
-
-def advance(moves: Mapping[int, Move]) -> dict[int, int]:
-    """Take sequences and move the unread counters of locked inboxes; returns the last sequence of each."""
-    columns = [[getattr(move, name) for move in moves.values()] for name in ("sequences", "visible", "pending")]
+    :param moves: by inbox, how many sequences it takes, and how far its counters of visible and of pending receipts go.
+    """
+    columns = [[move[place] for move in moves.values()] for place in range(3)]
     return dict(fetch(sql.ADVANCE, [list(moves), *columns]))
 
 
@@ -279,12 +273,7 @@ def flush_threads(
     moved = Counter[int]()
     for one in due:
         moved[one.inbox_id] += one.pending
-    last = advance(
-        {
-            inbox_id: Move(sequences=number, visible=moved[inbox_id], pending=-moved[inbox_id])
-            for inbox_id, number in sequences.items()
-        }
-    )
+    last = advance({inbox_id: (number, moved[inbox_id], -moved[inbox_id]) for inbox_id, number in sequences.items()})
     entries = _write(due, last, reasons, now)
     execute(sql.SURFACE, {"threads": [one.thread_id for one in due]})
     for inbox_id in sequences:
@@ -858,8 +847,7 @@ def _settle(inbox: LockedInbox, acked: Collection[_Acked], entries: int, now: da
     remainders = members(touched, with_pending=False) if touched else []
     # A thread of which only pending receipts were acked keeps its live snapshot.
     narrowed = [one for one in remainders if touched[one.thread_id].visible]
-    move = Move(sequences=len(narrowed), visible=-visible, pending=-pending)
-    last = advance({inbox.id: move})[inbox.id]
+    last = advance({inbox.id: (len(narrowed), -visible, -pending)})[inbox.id]
     if touched:
         empty = touched.keys() - {one.thread_id for one in remainders}
         live = Entry.objects.filter(tenant_id=inbox.tenant_id, acked_at=None, superseded_by_seq=None)
