@@ -54,34 +54,6 @@ class Wire(PinnedTransport):
         return response
 
 
-def converse(
-    endpoint: str,
-    dialogue: Callable[[Client], Awaitable[T]],
-    *,
-    deadline: timedelta,
-    max_answer_bytes: int,
-    canceled: Callable[[], bool] | None = None,
-    on_question: ElicitationFnT | None = None,
-) -> T:
-    """Connect, hold a dialogue and hang up, all of it by the deadline.
-
-    :param max_answer_bytes: of all answers together.
-    :param canceled: asked a few times a second whether to give up.
-    :param on_question: answers what the server asks; without it, the server is told that nobody can be asked.
-    :raises CallFailed: one of its kinds.
-    """
-    return asyncio.run(
-        talk(
-            endpoint,
-            dialogue,
-            deadline=deadline,
-            max_answer_bytes=max_answer_bytes,
-            canceled=canceled,
-            on_question=on_question,
-        )
-    )
-
-
 async def talk(
     endpoint: str,
     dialogue: Callable[[Client], Awaitable[T]],
@@ -92,9 +64,12 @@ async def talk(
     on_message: MessageHandlerFnT | None = None,
     on_question: ElicitationFnT | None = None,
 ) -> T:
-    """As :func:`converse`, on a running event loop.
+    """Connect, hold a dialogue and hang up, all of it by the deadline.
 
+    :param max_answer_bytes: of all answers together.
+    :param canceled: asked a few times a second whether to give up.
     :param on_message: takes what the server sends without being asked.
+    :param on_question: answers what the server asks; without it, the server is told that nobody can be asked.
     :raises CallFailed: one of its kinds.
     """
     wire: Wire | None = None

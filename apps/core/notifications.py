@@ -35,7 +35,7 @@ from redis.retry import Retry
 
 from apps.core import tracing
 from apps.core.errors import RateLimited, Unavailable
-from apps.core.operations import BaseCaller, Progress, Reply, Streams, Waits
+from apps.core.operations import BaseCaller, Operation, Progress, Reply, Streams, Waits
 
 logger = logging.getLogger(__name__)
 
@@ -472,6 +472,13 @@ class Wait:
                         spoke = time.monotonic()
                     await _next_look(listener, left, rest=fruitless > 0)
                     fruitless += 1
+
+
+class MustWait(Exception):  # no error
+    """Ends the transaction of a call that asks to wait: nothing is held meanwhile."""
+
+    def __init__(self, declared: Operation, wait: Wait) -> None:
+        self.declared, self.wait = declared, wait
 
 
 async def _next_look(listener: Listener, left: float, *, rest: bool) -> None:

@@ -117,61 +117,48 @@ class Answer:
     body: bytes
 
 
-def post(
-    url: str, *, body: bytes, headers: Mapping[str, str], deadline: timedelta, max_answer_bytes: int = 64 * 1024
+def send(
+    url: str,
+    *,
+    headers: Mapping[str, str],
+    deadline: timedelta,
+    body: bytes | None = None,
+    max_answer_bytes: int = 64 * 1024,
 ) -> Answer:
-    """Send a body and wait for the whole answer, for no longer than the deadline in all, the name's look-up included.
+    """Post a body, or get a document if there is none, and wait for the whole answer.
 
-    Blocks, and must not be called from an event loop.
+    Blocks for no longer than the deadline in all, the name's look-up included, and must not be called from an event loop.
 
     :param max_answer_bytes: of none at all, the answer is there with its head, whatever body it has.
     :raises CallFailed: one of its kinds.
     """
-    return asyncio.run(_bounded(_Sent("POST", url, body, headers, max_answer_bytes), deadline.total_seconds()))
 
+    async def bounded() -> Answer:
+        with anyio.fail_after(deadline.total_seconds()):
+            address = await anyio.to_thread.run_sync(guard, url, abandon_on_cancel=True)
+            wire = PinnedTransport(address=address, url=httpx2.URL(url), max_bytes=max_answer_bytes)
+            # The deadline bounds everything else.
+            timeout = httpx2.Timeout(None, connect=_CONNECT_SECONDS)
+            plain = {**headers, "Accept-Encoding": "identity"}
+            async with (
+                httpx2.AsyncClient(transport=wire, timeout=timeout) as client,
+                client.stream("GET" if body is None else "POST", url, content=body, headers=plain) as response,
+            ):
+                # Raw: a body that is compressed against our word stays as small as it came.
+                content = b"".join([chunk async for chunk in response.aiter_raw()]) if max_answer_bytes else b""
+                return Answer(status=response.status_code, headers=dict(response.headers), body=content)
 
-def get(url: str, *, headers: Mapping[str, str], deadline: timedelta, max_answer_bytes: int = 64 * 1024) -> Answer:
-    """Fetch a document; as :func:`post` otherwise.
-
-    :raises CallFailed: one of its kinds.
-    """
-    return asyncio.run(_bounded(_Sent("GET", url, None, headers, max_answer_bytes), deadline.total_seconds()))
-
-
-@dataclass(frozen=True, slots=True)
-class _Sent:
-    method: str
-    url: str
-    body: bytes | None
-    headers: Mapping[str, str]
-    max_bytes: int
-
-
-async def _bounded(sent: _Sent, seconds: float) -> Answer:
     try:
-        with anyio.fail_after(seconds):
-            return await _send(sent)
+        return asyncio.run(bounded())
     except TimeoutError as exc:
-        raise TimedOut(f"No whole answer within {seconds:g} s.") from exc
+        raise TimedOut(f"No whole answer within {deadline.total_seconds():g} s.") from exc
     except httpx2.InvalidURL as exc:
         raise ForbiddenEndpoint("This is no HTTP address.") from exc
     except httpx2.HTTPError as exc:
         raise Disconnected("The connection broke before the whole answer was there.") from exc
 
 
-async def _send(sent: _Sent) -> Answer:
-    address = await anyio.to_thread.run_sync(guard, sent.url, abandon_on_cancel=True)
-    wire = PinnedTransport(address=address, url=httpx2.URL(sent.url), max_bytes=sent.max_bytes)
-    # The deadline bounds everything else.
-    timeout = httpx2.Timeout(None, connect=_CONNECT_SECONDS)
-    headers = {**sent.headers, "Accept-Encoding": "identity"}
-    async with (
-        httpx2.AsyncClient(transport=wire, timeout=timeout) as client,
-        client.stream(sent.method, sent.url, content=sent.body, headers=headers) as response,
-    ):
-        # Raw: a body that is compressed against our word stays as small as it came.
-        content = b"".join([chunk async for chunk in response.aiter_raw()]) if sent.max_bytes else b""
-        return Answer(status=response.status_code, headers=dict(response.headers), body=content)
+post = send  # as plans call it
 
 
 class PinnedTransport(httpx2.AsyncBaseTransport):

@@ -29,7 +29,7 @@ from rest_framework.views import APIView
 
 from apps.core import operations, strict_json
 from apps.core.errors import DomainError, FieldError, Invalid, Malformed, TooLarge, pointer_to
-from apps.core.notifications import Wait, check_place, in_thread
+from apps.core.notifications import MustWait, Wait, check_place, in_thread
 from apps.core.operations import Credential, Operation, Reply, Route
 from apps.core.schemas import parse, parse_strings, parse_text
 
@@ -103,13 +103,6 @@ class TokenView(APIView):
         raise NotAuthenticated
 
 
-class _MustWait(Exception):  # no error
-    """Ends the transaction of a request that asks to wait: nothing is held meanwhile."""
-
-    def __init__(self, wait: Wait) -> None:
-        self.wait = wait
-
-
 class OperationView(TokenView):
     """All operations of one path."""
 
@@ -131,7 +124,7 @@ class OperationView(TokenView):
             request.user = caller  # type: ignore[assignment]  # for the log
             given = _given(request, declared, route, parameters)
             if declared.waits and (declared.streams or (declared.patience(given) and request.method != "HEAD")):
-                raise _MustWait(Wait(declared.waits, caller, given, partial(_look, declared, credential)))
+                raise MustWait(declared, Wait(declared.waits, caller, given, partial(_look, declared, credential)))
             return given
 
         credential = self.credential(request)
@@ -142,7 +135,7 @@ class OperationView(TokenView):
             return PendingResponse(partial(self._awaited, ask, declared, route))
         try:
             return _rendered(operations.answer(declared, credential, read), route)
-        except _MustWait as asks:
+        except MustWait as asks:
             wait = asks.wait
         if not declared.streams:
             return PendingResponse(partial(self._waited, wait, declared, route))
@@ -159,7 +152,7 @@ class OperationView(TokenView):
     async def _awaited(self, ask: Callable[[], Awaitable[Reply]], declared: Operation, route: Route) -> HttpResponse:
         try:
             return _rendered(await ask(), route)
-        except _MustWait as asks:
+        except MustWait as asks:
             return PendingResponse(partial(self._waited, asks.wait, declared, route))
         except Exception as exc:  # noqa: BLE001  # DRF's handler raises what it does not know
             return self.handle_exception(exc)

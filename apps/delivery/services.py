@@ -209,7 +209,7 @@ def call(target: Target, payload: Payload, *, now: datetime) -> Answer | CallFai
     if target.kind == Kind.WEBHOOK:
         headers = _signed(payload, opened)
     try:
-        return outbound.post(
+        return outbound.send(
             payload.url,
             body=payload.body,
             headers=headers,

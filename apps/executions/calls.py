@@ -308,7 +308,7 @@ def call(
         return await client.call_tool(tool, dict(params), progress_callback=progress)
 
     try:
-        result = mcp_client.converse(
+        talk = mcp_client.talk(
             target.endpoint,
             dialogue,
             deadline=deadline,
@@ -316,6 +316,7 @@ def call(
             canceled=canceled,
             on_question=questions.answer,
         )
+        result = asyncio.run(talk)
     except outbound.CallFailed as failure:
         questions.check(tool)
         raise _refusal(failure, target) from failure

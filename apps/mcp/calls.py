@@ -1,7 +1,7 @@
 """Tools: the declared operations, as they are listed and called."""
 
 import json
-from collections.abc import AsyncGenerator, Collection, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import aclosing, suppress
 from functools import lru_cache, partial
 from typing import Annotated, Any, Final
@@ -27,8 +27,8 @@ from rest_framework.exceptions import APIException
 
 from apps.core import operations, strict_json
 from apps.core.errors import DomainError, Forbidden, NotFound, TooLarge, near
-from apps.core.notifications import Wait, check_place, in_thread
-from apps.core.operations import Asks, BaseCaller, Operation, Progress, Reply
+from apps.core.notifications import MustWait, Wait, check_place, in_thread
+from apps.core.operations import Asks, BaseCaller, Operation, Reply
 from apps.core.schemas import Input, Text, json_schema, parse
 from apps.mcp import tasks
 from apps.mcp.asking import Question, Unanswered, elicit
@@ -111,28 +111,15 @@ def call_tool(
             operations.permit(declared, exchange.caller)
             return _asked(exchange, declared, declared.asks, read(exchange.caller), params)
         return _done(exchange, declared, operations.answer(declared, exchange.credential, read))
-    except _MustWait as wait:
+    except MustWait as asks:
         try:
             check_place(exchange.caller)
         except DomainError as exc:
             return refused(exc)
         token = (params.meta or {}).get("progress_token")
-        return Streamed(partial(_waited, wait.declared, wait.answers(exchange), token))
+        return Streamed(partial(_waited, asks.declared, asks.wait, token))
     except DomainError as exc:
         return refused(exc)
-
-
-class _MustWait(Exception):  # no error
-    """Ends the transaction of a call that asks to wait: nothing is held meanwhile."""
-
-    def __init__(self, declared: Operation, given: BaseModel) -> None:
-        self.declared, self.given = declared, given
-
-    def answers(self, exchange: Exchange) -> AsyncGenerator[Reply | Progress | None, None]:
-        assert self.declared.waits is not None  # noqa: S101  # only such an operation has patience
-        look = partial(_look, exchange, self.declared)
-        wait = Wait(self.declared.waits, exchange.caller, self.given, look)
-        return wait.answer(self.declared.patience(self.given))
 
 
 def _read(exchange: Exchange, declared: Operation, arguments: Any, caller: BaseCaller) -> BaseModel:
@@ -142,8 +129,8 @@ def _read(exchange: Exchange, declared: Operation, arguments: Any, caller: BaseC
         raise TooLarge(f"The arguments of {declared.name} are over {max_body(declared)} bytes.")
     strict_json.check(arguments)
     given = parse(declared.input, arguments)
-    if declared.patience(given):
-        raise _MustWait(declared, given)
+    if declared.waits and declared.patience(given):
+        raise MustWait(declared, Wait(declared.waits, caller, given, partial(_look, exchange, declared)))
     return given
 
 
@@ -213,12 +200,10 @@ async def _look(exchange: Exchange, declared: Operation, given: BaseModel) -> Re
     return await in_thread(lambda: operations.answer(declared, exchange.credential, lambda _: given))
 
 
-async def _waited(
-    declared: Operation, waiting: AsyncGenerator[Reply | Progress | None, None], token: ProgressToken | None
-) -> Frames:
+async def _waited(declared: Operation, wait: Wait, token: ProgressToken | None) -> Frames:
     """The result of a tool after a wait, as the end of a stream; before it its progress, if the client gave a token."""
     try:
-        async with aclosing(waiting) as answers:
+        async with aclosing(wait.answer(declared.patience(wait.given))) as answers:
             async for reply in answers:
                 if isinstance(reply, Reply):
                     yield _succeeded(declared, reply)

@@ -91,7 +91,7 @@ class Embedder:
             {"Authorization": f"Bearer {self.token}"} if self.token else {}
         )
         try:
-            answer = outbound.post(
+            answer = outbound.send(
                 self.url,
                 body=json.dumps(asked).encode(),
                 headers=headers,

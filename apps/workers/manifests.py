@@ -4,6 +4,7 @@
 count as declarations. Undeclared effects count as all effects (`trust.effects_of`), and no hint gives trust.
 """
 
+import asyncio
 import hashlib
 import json
 import re
@@ -168,7 +169,7 @@ def look(endpoint: str, *, deadline: timedelta, with_manifest: bool = True) -> S
             manifest=await _manifest(client) if has_manifest else None,
         )
 
-    return mcp_client.converse(endpoint, dialogue, deadline=deadline, max_answer_bytes=_ANSWER_BYTES)
+    return asyncio.run(mcp_client.talk(endpoint, dialogue, deadline=deadline, max_answer_bytes=_ANSWER_BYTES))
 
 
 async def _all_tools(client: "Client") -> "list[Tool]":

@@ -159,7 +159,7 @@ def _etcd_range(source: Source) -> dict[str, str]:
 
 
 def _etcd_post(address: str, path: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> Answer:
-    return outbound.post(
+    return outbound.send(
         f"{address.rstrip('/')}/v3/{path}",
         body=json.dumps(body).encode(),
         headers=headers,
@@ -197,7 +197,7 @@ def _etcd_stated(value: bytes) -> Mapping[str, Any]:
 
 def _consul(source: Source) -> list[Entry]:
     service = quote(source.options.get("service", DEFAULT_SERVICE), safe="")
-    answer = outbound.get(
+    answer = outbound.send(
         f"{source.address.rstrip('/')}/v1/health/service/{service}?passing=true",
         headers={"X-Consul-Token": source.secret} if source.secret else {},
         deadline=_DEADLINE,

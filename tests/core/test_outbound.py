@@ -43,7 +43,7 @@ def remote() -> Iterator[Remote]:
 
 
 def post(url: str, *, seconds: float = 10) -> Answer:
-    return outbound.post(
+    return outbound.send(
         url, body=b'{"a": 1}', headers={"X-Secret": "hush"}, deadline=timedelta(seconds=seconds), max_answer_bytes=1000
     )
 
@@ -218,7 +218,7 @@ def test_redirect_is_not_followed(remote: Remote) -> None:
 def test_answer_without_body_returns_after_its_head(remote: Remote, behaviour: remotes.Behaviour) -> None:
     remote.always = behaviour
 
-    answer = outbound.post(remote.url, body=b"{}", headers={}, deadline=timedelta(seconds=20), max_answer_bytes=0)
+    answer = outbound.send(remote.url, body=b"{}", headers={}, deadline=timedelta(seconds=20), max_answer_bytes=0)
 
     assert (answer.status, answer.body) == (200, b"")
 

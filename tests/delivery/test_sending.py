@@ -102,7 +102,7 @@ def test_unforeseen_error_is_logged_and_counts_as_a_failure(
     def break_down(*_: object, **__: object) -> None:
         raise ValueError("unforeseen")
 
-    monkeypatch.setattr("apps.core.outbound.post", break_down)
+    monkeypatch.setattr("apps.core.outbound.send", break_down)
     post(lee, poster=kee)
     deliver()
     assert (delivery().state, delivery().failure, delivery().attempts) == (State.PENDING, "defect", 1)
