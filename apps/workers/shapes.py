@@ -61,31 +61,25 @@ class Trust(Input):
     key_id: Annotated[Text, Field(max_length=100)] | None = None
 
 
-class RegisterWorker(Input):
-    worker_id: WorkerId
+class StatedWorker(Input):
+    """What a source states of a worker whose tools are not known yet."""
+
     endpoint: Annotated[Text, Field(min_length=1, max_length=2000)]
     """Address of the worker's MCP server."""
-    tools: Annotated[list[OfferedTool], Field(min_length=1, max_length=MOST_TOOLS)]
+    worker_id: WorkerId | None = None
+    """If left out, it is made of the server's name and its address."""
     capabilities: Annotated[list[Tag], Field(max_length=100)] = []
     """Tags for discovery."""
     constraints: ToolConstraints = ToolConstraints()
     hints: Hints = Hints()
     side_effects: SideEffects | None = None
-    trust: Trust = Trust()
-
-
-class StatedWorker(Input):
-    """What a source states of a worker whose tools are not known yet."""
-
-    endpoint: Annotated[Text, Field(min_length=1, max_length=2000)]
-    """Address of its MCP server."""
-    worker_id: WorkerId | None = None
-    """If left out, it is made of the server's name and its address."""
-    capabilities: Annotated[list[Tag], Field(max_length=100)] = []
-    constraints: ToolConstraints = ToolConstraints()
-    hints: Hints = Hints()
-    side_effects: SideEffects | None = None
     """What calls of its tools touch. What neither this nor the tools declare counts as everything."""
+
+
+class RegisterWorker(StatedWorker):
+    worker_id: WorkerId
+    tools: Annotated[list[OfferedTool], Field(min_length=1, max_length=MOST_TOOLS)]
+    trust: Trust = Trust()
 
 
 class ToolRef(Output):

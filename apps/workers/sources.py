@@ -112,10 +112,6 @@ def look(source: Source) -> list[Entry]:
     return listed
 
 
-def _pull(source: Source) -> list[Entry]:
-    return [_entry(source, source.address, {"endpoint": source.address})]
-
-
 def _static(source: Source) -> list[Entry]:
     try:
         with Path(source.address).open("rb") as file:
@@ -256,7 +252,7 @@ def _decoded(answer: Answer) -> Any:
 
 
 _ADAPTERS: Final[Mapping[SourceKind, Callable[[Source], list[Entry]]]] = {
-    SourceKind.PULL: _pull,
+    SourceKind.PULL: lambda source: [_entry(source, source.address, {"endpoint": source.address})],
     SourceKind.STATIC: _static,
     SourceKind.ETCD: _etcd,
     SourceKind.CONSUL: _consul,
