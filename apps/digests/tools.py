@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal
 
 import prometheus_client
 from django.utils import timezone
-from pydantic import Field, StringConstraints
+from pydantic import BeforeValidator, Field, StringConstraints
 
 from apps.core import strict_json
 from apps.core.errors import Conflict, DomainError, FieldError, Forbidden, Invalid, NotFound, RateLimited, TooLarge
@@ -111,12 +111,15 @@ class PostReceipts(Input):
     receipts: Annotated[list[PostReceipt], Field(min_length=1, max_length=500)]
 
 
+Uuid = Annotated[str, BeforeValidator(str)]
+
+
 class PostedOutput(Output):
     receipt_id: str
-    uuid: str
+    uuid: Uuid
     dedupe_key: str
     created_at: datetime
-    entry: str | None
+    entry: str | None = Field(validation_alias="entry_ref")
     """The entry that this post made visible; null if the receipt waits in a buffer, or stands in the ledger."""
 
 
@@ -149,7 +152,10 @@ class UniversalReceiptOutput(Output):
 
 def _post_together(calls: Many[tuple[Caller, PostReceipt]]) -> list[PostedOutput | DomainError | None]:
     answers = _post(calls[0][0], [given for _, given in calls], together=True)
-    return [_output(answer) if isinstance(answer, Posted) else answer for answer in map(answers.get, range(len(calls)))]
+    return [
+        PostedOutput.model_validate(answer) if isinstance(answer, Posted) else answer
+        for answer in map(answers.get, range(len(calls)))
+    ]
 
 
 @operation(
@@ -177,7 +183,7 @@ def post_receipt(caller: Caller, given: PostReceipt) -> PostedOutput:
     A receipt is a signal with pointers, never the payload. The same dedupe key again changes nothing and names the
     receipt that is there. With a group, receipts about one thing become one digest.
     """
-    return _output(_post_one(caller, given))
+    return PostedOutput.model_validate(_post_one(caller, given))
 
 
 @operation(
@@ -201,7 +207,7 @@ def post_receipts(caller: Caller, given: PostReceipts) -> VerdictsOutput:
 def post_inbox_receipt(caller: Caller, given: InboxReceipt) -> InboxReceiptOutput:
     """Post a receipt to an inbox here, service to service."""
     posted = _post_one(caller, given, existing="existing_receipt_id")
-    return InboxReceiptOutput(receipt_id=posted.receipt_id, dedupe_key=posted.dedupe_key, created_at=posted.created_at)
+    return InboxReceiptOutput.model_validate(posted)
 
 
 @operation(
@@ -339,16 +345,6 @@ def _draft(given: InboxReceipt, recipient_id: int) -> ReceiptDraft:
 _PROOF_ONLY: Final = ("task_queued", "task_received")
 # What a receipt and its draft have in common.
 _OF_DRAFT: Final = frozenset(ReceiptDraft.__dataclass_fields__) - {"event_type", "surface", "group"}
-
-
-def _output(posted: Posted) -> PostedOutput:
-    return PostedOutput(
-        receipt_id=posted.receipt_id,
-        uuid=str(posted.uuid),
-        dedupe_key=posted.dedupe_key,
-        created_at=posted.created_at,
-        entry=posted.entry_ref,
-    )
 
 
 def _verdict(posted: Posted | DomainError) -> VerdictOutput:
