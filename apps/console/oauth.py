@@ -70,10 +70,6 @@ def access_token(request: Any, refresh_token: Any = False) -> str:  # noqa: FBT0
     return new_secret().text
 
 
-def _here(request: HttpRequest) -> str:
-    return request.build_absolute_uri("/").rstrip("/")
-
-
 def _refuse_elsewhere(resources: Collection[str], here: str, **more: Any) -> None:
     """Tokens of ours are for us alone (RFC 8707)."""
     try:
@@ -290,7 +286,7 @@ class ConsentView(Sound, views.AuthorizationView):  # type: ignore[misc]  # the 
         try:
             if credentials.get("code_challenge_method") != "S256":
                 raise errors.InvalidRequestError("PKCE with S256 is needed: code_challenge_method=S256.", **back)
-            _refuse_elsewhere(request.GET.getlist("resource"), _here(request), **back)
+            _refuse_elsewhere(request.GET.getlist("resource"), request.build_absolute_uri("/").rstrip("/"), **back)
         except errors.OAuth2Error as refusal:
             raise OAuthToolkitError(error=refusal, redirect_uri=credentials["redirect_uri"]) from refusal
         return scopes, credentials

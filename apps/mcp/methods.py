@@ -175,14 +175,6 @@ def read_resource(exchange: Exchange, params: ReadResourceRequestParams) -> Read
     return ReadResourceResult(contents=[TextResourceContents(uri=params.uri, mime_type=_JSON, text=text)])
 
 
-def check_resource(exchange: Exchange, uri: str) -> None:
-    """:raises ProtocolError: if there is no such resource for this caller."""
-    try:
-        _content(exchange.caller, uri)
-    except DomainError as exc:
-        raise _fault(exchange, uri, exc) from exc
-
-
 def topic_of(caller: Caller, uri: str) -> str | None:
     """The topic that is notified when a resource changes; None if there is none, or the caller may not read it."""
     for address in ADDRESSES:
@@ -423,7 +415,7 @@ def subscribe(exchange: Exchange, params: SubscribeRequestParams) -> EmptyResult
 
     :raises ProtocolError: if there is no such resource for this caller.
     """
-    check_resource(exchange, params.uri)
+    read_resource(exchange, ReadResourceRequestParams(uri=params.uri))
     return EmptyResult()
 
 

@@ -69,10 +69,6 @@ class MembershipAdmin(SuperusersOnly, ModelAdmin):
     list_select_related = ["operator", "tenant"]
 
 
-def _is_not_ours(principal: Principal) -> bool:
-    return principal.name not in services.BUILT_IN
-
-
 def _valid(tokens: QuerySet[Token]) -> QuerySet[Token]:
     return tokens.filter(Q(expires_at=None) | Q(expires_at__gt=timezone.now()), revoked_at=None)
 
@@ -136,7 +132,7 @@ class PrincipalAdmin(OperatorAdmin):
         "Disable",
         explanation="Its tokens are refused from now on, and so are receipts to it; its inbox stays.",
         permission="principals.disable_principal",
-        possible=lambda principal: principal.disabled_at is None and _is_not_ours(principal),
+        possible=lambda principal: principal.disabled_at is None and principal.name not in services.BUILT_IN,
     )
     def disable(self, principal: Principal, given: Mapping[str, Any]) -> str:
         services.disable_principal(principal_id=principal.pk, now=timezone.now())

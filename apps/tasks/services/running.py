@@ -202,11 +202,6 @@ WHOLE_EVERY: Final = 1.0
 _floors: Final = _Floors()
 
 
-def look_at_all() -> None:
-    """Let the next claims of this process look at whole queues, because a task has returned to one."""
-    _floors.forget()
-
-
 def granted(*, worker: Caller, kept: Sequence[Sequence[int]]) -> list[LeasedTask]:
     """Those of the leases granted to this task worker before that still stand, by task and fencing token.
 
@@ -495,7 +490,8 @@ def put_back(backs: Sequence[Back]) -> list[PutBack]:
     if not backs:
         return []
     rows = fetch(sql.PUT_BACK, {"backs": json.dumps([_back_row(back) for back in backs])}, hot=True)
-    look_at_all()
+    # The next claims of this process look at whole queues, because a task has returned to one.
+    _floors.forget()
     put = [
         PutBack(task_id=task_id, answer=json.loads(answer), key=None if key is None else (tenant_id, key))
         for task_id, answer, tenant_id, _, _, key in rows
