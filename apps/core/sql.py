@@ -317,10 +317,8 @@ def in_turn(rows: QuerySet[Any], *, by: str) -> QuerySet[Any]:
 
 def database_now() -> datetime:
     """The database's clock, the only one that leases, due times and retention compare with."""
-    with connection.cursor() as cursor:
-        cursor.execute("select gatehouse_now()")
-        row: tuple[datetime] = cursor.fetchone()
-    return row[0]
+    now: datetime = fetch("select gatehouse_now()")[0][0]
+    return now
 
 
 def in_batches(do: Callable[[int], int], batch: int) -> int:

@@ -18,13 +18,13 @@ from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import Any, Final
 
-from django.db import IntegrityError, connection, transaction
+from django.db import IntegrityError, transaction
 
 from apps.core import outbound
 from apps.core.errors import Conflict, FieldError, Invalid, NotFound
 from apps.core.outbound import Answer, CallFailed, fault_of
 from apps.core.sealing import SealBroken, seal, unseal
-from apps.core.sql import database_now, violated_constraint
+from apps.core.sql import database_now, execute, fetch, violated_constraint
 from apps.delivery import selectors
 from apps.delivery.models import Delivery, Endpoint, Kind, RemoteRoute, State, Target
 from apps.delivery.notifications import notify_on_commit
@@ -108,13 +108,12 @@ def deliver_next() -> bool:
         "of_principal": SHARE_OF_PRINCIPAL,
         "patience": PATIENCE + _NOTING,
     }
-    with acting_as_system(_WHY), connection.cursor() as cursor:
-        cursor.execute(LOCK_SHARES)
-        cursor.execute(TAKE_TARGET, shares)
-        taken = cursor.fetchone()
-    if taken is None:
+    with acting_as_system(_WHY):
+        execute(LOCK_SHARES)
+        taken = fetch(TAKE_TARGET, shares)
+    if not taken:
         return False
-    tenant_id, target_id, until = taken
+    tenant_id, target_id, until = taken[0]
     try:
         deliver_to(tenant_id=tenant_id, target_id=target_id)
     finally:
@@ -333,9 +332,8 @@ def replay(*, target: Target, delivery_ids: Collection[int] | None = None) -> in
 
 def count_callable(*, limit: int) -> int:
     """How many targets could be called now, at most the limit. Opens its own transaction."""
-    with acting_as_system(_WHY), connection.cursor() as cursor:
-        cursor.execute(COUNT_CALLABLE, {"limit": limit})
-        count: int = cursor.fetchone()[0]
+    with acting_as_system(_WHY):
+        count: int = fetch(COUNT_CALLABLE, {"limit": limit})[0][0]
     return count
 
 

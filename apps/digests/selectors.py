@@ -9,7 +9,6 @@ from time import monotonic
 from typing import Any, Final
 
 from django.conf import settings
-from django.db import connection
 from django.db.models import OuterRef, QuerySet, Subquery
 
 from apps.core.errors import NotFound
@@ -346,10 +345,7 @@ def anything_left(mark: Mark) -> bool:
 
 
 def _is_so(statement: str, given: dict[str, Any]) -> bool:
-    with connection.cursor() as cursor:
-        cursor.execute(statement, given)
-        row = cursor.fetchone()
-    return bool(row and row[0])
+    return any(so for (so,) in fetch(statement, given))
 
 
 def all_acked_by(receipt_pks: Collection[int], moment: datetime) -> bool:

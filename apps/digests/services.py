@@ -19,7 +19,7 @@ from typing import Any, Final, Self
 
 import psycopg
 from django.conf import settings
-from django.db import DatabaseError, connection, transaction
+from django.db import DatabaseError, transaction
 from django.db.models import Exists, F, OuterRef, Q
 from django.dispatch import Signal
 
@@ -933,14 +933,11 @@ def _receipts(after: int) -> tuple[int | None, Counter[str]]:
     """Receipts in the order of their posting, up to the first that no tenant has kept long enough."""
     given: dict[str, Any] = {"after": after, "limit": _RANGE, "kept": settings.RECEIPTS_KEPT}
     found: Counter[str] = Counter()
-    with acting_as_system("retention"), connection.cursor() as cursor:
-        cursor.execute(sql.NEXT_RECEIPTS, given)
-        rows = cursor.fetchall()
+    with acting_as_system("retention"):
+        rows = fetch(sql.NEXT_RECEIPTS, given)
         if not rows:
             return None, found
-        given["receipts"] = [pk for pk, *_ in rows]
-        cursor.execute(sql.RECEIPTS_DUE, given)
-        due = cursor.fetchall()
+        due = fetch(sql.RECEIPTS_DUE, {**given, "receipts": [pk for pk, *_ in rows]})
     for tenant_id, inbox_id, receipt_pks in due:
         found += _in_parts(inbox_id, receipt_pks, partial(_delete_receipts, tenant_id, inbox_id))
     kept = {"traces": settings.RECEIPT_TRACES_KEPT, "kept": settings.RECEIPTS_KEPT}

@@ -10,9 +10,6 @@ from collections.abc import Collection, Mapping
 from datetime import datetime
 from typing import Any, Final
 
-from django.db import connection
-from django.db.backends.utils import CursorWrapper
-
 from apps.core.sql import execute, fetch
 from apps.memory.models import COMMON, MESSAGE_BITS, OUTSIDE, Memory, Session
 from apps.memory.texts import Question, as_sought
@@ -199,29 +196,24 @@ _SCOPES_A_CALL: Final = 100
 
 def fold_totals() -> None:
     """Replace the new rows of each scope's totals by one sum, so that a reader has few rows to add up."""
-    with acting_as_system("search totals are summed up"), connection.cursor() as cursor:
-        if _nothing_is_removed(cursor):
-            cursor.execute(_FOLD)
+    with acting_as_system("search totals are summed up"):
+        if _nothing_is_removed():
+            execute(_FOLD)
 
 
 def count_frequencies(common: int = COMMON) -> int:
     """Count the frequent terms of scopes that have changed by a tenth since they were counted; returns how many scopes."""
     for counted in range(_SCOPES_A_CALL):
-        with acting_as_system("term frequencies are counted"), connection.cursor() as cursor:
-            if not _nothing_is_removed(cursor):
+        with acting_as_system("term frequencies are counted"):
+            if not _nothing_is_removed() or not (found := fetch(_OUTDATED, {"common": common})):
                 return counted
-            cursor.execute(_OUTDATED, {"common": common})
-            found = cursor.fetchone()
-            if found is None:
-                return counted
-            tenant, scope, memories = found
-            cursor.execute(_COUNT, {"tenant": tenant, "scope": scope, "memories": memories, "common": common})
+            tenant, scope, memories = found[0]
+            execute(_COUNT, {"tenant": tenant, "scope": scope, "memories": memories, "common": common})
     return _SCOPES_A_CALL
 
 
-def _nothing_is_removed(cursor: CursorWrapper) -> bool:
-    cursor.execute(f"select pg_try_advisory_xact_lock({_REMOVING})")
-    return bool(cursor.fetchone()[0])
+def _nothing_is_removed() -> bool:
+    return bool(fetch(f"select pg_try_advisory_xact_lock({_REMOVING})")[0][0])
 
 
 # Recall.

@@ -5,8 +5,6 @@ from collections.abc import Collection
 from datetime import datetime
 from typing import Any, Final
 
-from django.db import connection
-
 from apps.core.sql import execute, fetch
 from apps.memory.envelopes import DEFAULT_DAYS, Constraints, Conversation, Known, Remembered
 from apps.memory.states import ItemType
@@ -207,10 +205,9 @@ def resting_on(tenant_id: int, refs: Collection[str]) -> list[int]:
 def drop_evidence(tenant_id: int, refs: Collection[str]) -> None:
     """Remove these references from the evidence of all memories, and earlier readings that rest on nothing else."""
     given: dict[str, Any] = {"tenant": tenant_id, "refs": list(refs)}
-    with connection.cursor() as cursor:
-        cursor.execute(_DROP_RESTING, given)
-        for table in ("memory_memory", "memory_revision"):
-            cursor.execute(_DROP_EVIDENCE.format(table=table), given)
+    execute(_DROP_RESTING, given)
+    for table in ("memory_memory", "memory_revision"):
+        execute(_DROP_EVIDENCE.format(table=table), given)
 
 
 # Those that are waited for may read whole tables.

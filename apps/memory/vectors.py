@@ -18,7 +18,6 @@ from typing import Final
 
 import numpy as np
 from django.conf import settings
-from django.db import connection
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
@@ -269,10 +268,7 @@ _EXTENSION: Final = "select exists(select from pg_extension where extname = 'vec
 
 def has_vectors() -> bool:
     """Whether the database has pgvector."""
-    with connection.cursor() as cursor:
-        cursor.execute(_EXTENSION)
-        found: bool = cursor.fetchone()[0]
-    return found
+    return bool(fetch(_EXTENSION)[0][0])
 
 
 # The text of a memory `m`, as the embedder is given it.

@@ -13,7 +13,7 @@ from typing import Final
 from django.db import connection, transaction
 
 from apps.core.notifications import notified_together
-from apps.core.sql import SYSTEM, beginning_with, execute, logged_in_as
+from apps.core.sql import SYSTEM, beginning_with, execute, fetch, logged_in_as
 from apps.principals.models import Principal
 from apps.principals.scopes import FORBIDDEN, Kind, Scope
 
@@ -149,7 +149,5 @@ def _set(settings: Mapping[str, str]) -> None:
 
 def _read() -> dict[str, str]:
     calls = ", ".join(["coalesce(current_setting(%s, true), '')"] * len(_SETTINGS))
-    with connection.cursor() as cursor:
-        cursor.execute(f"select {calls}", list(_SETTINGS))  # only placeholders
-        row: tuple[str, ...] = cursor.fetchone()
+    (row,) = fetch(f"select {calls}", list(_SETTINGS))  # only placeholders
     return dict(zip(_SETTINGS, row, strict=True))

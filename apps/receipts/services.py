@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any, Final, Self
 from uuid import UUID
 
-from django.db import connection, transaction
+from django.db import transaction
 
 from apps.core import strict_json
 from apps.core.errors import Conflict, DomainError, Invalid, Unavailable
@@ -219,24 +219,23 @@ def _meet(poster: Poster, drafts: Sequence[ReceiptDraft], more: Collection[str] 
         return _Met(links, settled=not any(draft.pairs_with for draft in drafts))
     standing: dict[str, UUID] = {}
     waiting, awaited = set[int](), set[str]()
-    with connection.cursor() as cursor:
-        cursor.execute(sql.MEET, [poster.tenant_id, sorted(unknown | given)])
-        if unknown:
-            links |= _look_up(poster, unknown)
-        if given:
-            cursor.execute(sql.ARRIVING, {"tenant": poster.tenant_id, "references": sorted(given)})
-            for pk, reference, uuid in cursor.fetchall():
-                if uuid is not None:
-                    standing[reference] = uuid
-                else:
-                    waiting.add(pk)
-                    awaited.add(reference)
-        if waiting:
-            cursor.execute(sql.HOLD_WAITING, [sorted(waiting)])
-        # Two arrivals that others wait for may close a cycle together; they are recorded one after the other.
-        may_turn = any(draft.receipt_id in awaited and _references(draft) for draft in drafts)
-        if may_turn:
-            cursor.execute(sql.SERIALIZE_ARRIVALS, [poster.tenant_id])
+    execute(sql.MEET, [poster.tenant_id, sorted(unknown | given)])
+    if unknown:
+        links |= _look_up(poster, unknown)
+    if given:
+        arriving = {"tenant": poster.tenant_id, "references": sorted(given)}
+        for pk, reference, uuid in fetch(sql.ARRIVING, arriving):
+            if uuid is not None:
+                standing[reference] = uuid
+            else:
+                waiting.add(pk)
+                awaited.add(reference)
+    if waiting:
+        execute(sql.HOLD_WAITING, [sorted(waiting)])
+    # Two arrivals that others wait for may close a cycle together; they are recorded one after the other.
+    may_turn = any(draft.receipt_id in awaited and _references(draft) for draft in drafts)
+    if may_turn:
+        execute(sql.SERIALIZE_ARRIVALS, [poster.tenant_id])
     return _Met(links, standing, frozenset(awaited), sorted(waiting), may_turn=may_turn)
 
 
@@ -450,10 +449,8 @@ def prune(*, receipt_pks: Collection[int]) -> tuple[int, int]:
     """
     if not receipt_pks:
         return 0, 0
-    with connection.cursor() as cursor:
-        cursor.execute(sql.STRIP, {"receipts": list(receipt_pks)})
-        stripped = {pk for (pk,) in cursor.fetchall()}
-        _drop(cursor, [pk for pk in receipt_pks if pk not in stripped])
+    stripped = {pk for (pk,) in fetch(sql.STRIP, {"receipts": list(receipt_pks)})}
+    _drop([pk for pk in receipt_pks if pk not in stripped])
     return len(receipt_pks) - len(stripped), len(stripped)
 
 
@@ -464,31 +461,24 @@ def prune_tombstones(*, receipt_pks: Collection[int], traces: timedelta, kept: t
     A receipt that hangs from one keeps its poster's reference and loses the link.
     """
     given: dict[str, Any] = {"receipts": list(receipt_pks), "traces": traces, "kept": kept}
-    with connection.cursor() as cursor:
-        cursor.execute(sql.SPENT_TOMBSTONES, given)
-        going = [pk for (pk,) in cursor.fetchall()]
-        cursor.execute(sql.CUT_OFF, {"going": going})
-        _drop(cursor, going)
+    going = [pk for (pk,) in fetch(sql.SPENT_TOMBSTONES, given)]
+    execute(sql.CUT_OFF, {"going": going})
+    _drop(going)
     return len(going)
 
 
-def _drop(cursor: Any, receipt_pks: Sequence[int]) -> None:
+def _drop(receipt_pks: Sequence[int]) -> None:
     if receipt_pks:
         Obligation.objects.filter(closed_by__in=receipt_pks).update(closed_by=None)
         Obligation.objects.filter(receipt__in=receipt_pks).delete()
         Delivery.objects.filter(object_id__in=receipt_pks).delete()
         # By SQL, since the ORM would first look for everything that could refer to them.
-        cursor.execute(sql.DROP, [list(receipt_pks)])
+        execute(sql.DROP, [list(receipt_pks)])
 
 
 @transaction.atomic
 def prune_keys(*, after: int, limit: int, traces: timedelta, kept: timedelta) -> tuple[int | None, int]:
     """Remove spent keys among the next ones; returns where these end, None at the end of the old ones, and how many."""
     given: dict[str, Any] = {"after": after, "limit": limit, "traces": traces, "kept": kept}
-    with connection.cursor() as cursor:
-        cursor.execute(sql.NEXT_KEYS, given)
-        row = cursor.fetchone()
-        if row is None or row[0] is None:
-            return None, 0
-        cursor.execute(sql.DROP_KEYS, given | {"upto": row[0]})
-        return row[0], cursor.rowcount
+    upto = next((last for last, *_ in fetch(sql.NEXT_KEYS, given)), None)
+    return upto, 0 if upto is None else execute(sql.DROP_KEYS, given | {"upto": upto})

@@ -4,9 +4,10 @@ from functools import partial
 from typing import Final
 
 from django.core.files.storage import storages
-from django.db import connection, transaction
+from django.db import transaction
 
 from apps.core.erasure import FORGOTTEN, Rows, belong, register
+from apps.core.sql import fetch
 from apps.tasks import selectors
 from apps.tasks.states import FENCING_TOKEN_BITS
 
@@ -30,18 +31,17 @@ def forget_artifacts(tenant_id: int, _: object = None) -> None:
     """
     results = f"({' union all '.join(_results)}) as result(pointer, said, forgotten)"
     pointer = "'artifact:sha256-' || digest"
-    with connection.cursor() as cursor:
-        cursor.execute(
-            f"delete from tasks_artifact where tenant_id = %(tenant)s"
-            f" and {pointer} in (select pointer from {results} where forgotten)"
-            # As a list of all, made once, not for each artifact.
-            f" and {pointer} not in (select named[1] from {results},"
-            " regexp_matches(concat(pointer, ' ', said), 'artifact:sha256-[0-9a-f]{64}', 'g') as named"
-            " where not forgotten) returning digest",
-            {"tenant": tenant_id},
-        )
-        places = [selectors.place_of(tenant_id, digest) for (digest,) in cursor.fetchall()]
-    for place in places:
+    gone = fetch(
+        f"delete from tasks_artifact where tenant_id = %(tenant)s"
+        f" and {pointer} in (select pointer from {results} where forgotten)"
+        # As a list of all, made once, not for each artifact.
+        f" and {pointer} not in (select named[1] from {results},"
+        " regexp_matches(concat(pointer, ' ', said), 'artifact:sha256-[0-9a-f]{64}', 'g') as named"
+        " where not forgotten) returning digest",
+        {"tenant": tenant_id},
+    )
+    for (digest,) in gone:
+        place = selectors.place_of(tenant_id, digest)
         transaction.on_commit(partial(storages["artifacts"].delete, place), robust=True)
 
 

@@ -18,7 +18,7 @@ from django.db.models.functions import Cast, Concat
 from apps.core.charts import Period
 from apps.core.errors import Conflict, NotFound, Unavailable
 from apps.core.ids import format_ref
-from apps.core.sql import database_now, fetch
+from apps.core.sql import database_now, execute, fetch
 from apps.principals.models import Tenant
 from apps.tasks import sql
 from apps.tasks.lease_tokens import task_of
@@ -383,18 +383,15 @@ def tasks_of(
         "since": since,
         **fitting,
     }
-    with connection.cursor() as cursor:
-        cursor.execute(sql.IN_ORDER)
-        cursor.execute(sql.LISTED[kind], given)
-        rows = cursor.fetchall()
-        tasks = [
-            TaskSummary(task_id=format_ref("task", pk), **dict(zip(_SUMMARY, rest, strict=True)))
-            for pk, *rest in rows[:limit]
-        ]
-        if len(rows) > limit:
-            return tasks, rows[limit - 1][0]
-        cursor.execute(sql.LOOKED_AT[kind], given)
-        looked_at, last, asked_at = cursor.fetchone()
+    execute(sql.IN_ORDER)
+    rows = fetch(sql.LISTED[kind], given)
+    tasks = [
+        TaskSummary(task_id=format_ref("task", pk), **dict(zip(_SUMMARY, rest, strict=True)))
+        for pk, *rest in rows[:limit]
+    ]
+    if len(rows) > limit:
+        return tasks, rows[limit - 1][0]
+    ((looked_at, last, asked_at),) = fetch(sql.LOOKED_AT[kind], given)
     is_over = looked_at < TASKS_LOOKED_AT or (since is not None and asked_at < since)
     return tasks, None if is_over else last
 
