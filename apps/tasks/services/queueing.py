@@ -525,7 +525,7 @@ class _Batch:
         if not task_type.enabled:
             raise Conflict(f"The task type {task_type.name!r} takes no new tasks just now.", code="task_type_disabled")
         check_params(params, task_type.params_schema)
-        running.check(request.budget)
+        running.check_budget(request.budget)
         line = task_type.queue if request.queue is None else lines.get(request.queue)
         if line is None:
             raise NotFound(f"There is no queue {(request.queue or '')[:50]!r}.", code="unknown_queue")
@@ -567,7 +567,9 @@ class _Batch:
             self._tenant_id,
             {task_id: (drafts[nth].waits_for, self._requests[nth].on_dependency_failure) for nth, task_id, *_ in made},
         )
-        running.keep(self._tenant_id, {task_id: (self._requests[nth].budget, at) for nth, task_id, at, _ in made})
+        running.keep_budgets(
+            self._tenant_id, {task_id: (self._requests[nth].budget, at) for nth, task_id, at, _ in made}
+        )
         ready = {
             (drafts[nth].line.name, drafts[nth].task_type.name) for nth, *_, status in made if status == Status.QUEUED
         }

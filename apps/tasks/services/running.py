@@ -877,13 +877,13 @@ def _following(
 # A budget is exceeded by one heartbeat at most: what a run reports after the order to stop is not taken.
 
 
-def check(draft: BudgetInput | None) -> None:
+def check_budget(draft: BudgetInput | None) -> None:
     """:raises Invalid: if the budget limits nothing."""
     if draft is not None and draft.tokens is None and draft.cost_usd is None:
         raise Invalid("A budget limits tokens, or cost, or both.", errors=[FieldError("/budget", "limits nothing")])
 
 
-def keep(tenant_id: int, made: Mapping[int, tuple[BudgetInput | None, datetime]]) -> None:
+def keep_budgets(tenant_id: int, made: Mapping[int, tuple[BudgetInput | None, datetime]]) -> None:
     """Note the budgets of tasks that are being queued, by their ids, each with its time."""
     rows = [
         Budget(
