@@ -86,7 +86,7 @@ def start_server(
     return process, url
 
 
-def end_server(process: subprocess.Popen[bytes]) -> None:
+def end_server(process: subprocess.Popen[Any]) -> None:
     process.terminate()
     try:
         process.wait(timeout=10)

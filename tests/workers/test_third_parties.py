@@ -24,6 +24,7 @@ from apps.workers.models import SourceEntry, Worker
 from apps.workers.services import registry
 from apps.workers.trust import Tier
 from tests.factories import pass_time, refused
+from tests.server import end_server
 from tests.workers.factories import NOTHING, READS_ONLY, add_source, enroll, make_key, register, signed
 
 pytestmark = pytest.mark.ci
@@ -106,16 +107,7 @@ def start() -> Iterator[Start]:
 
     yield begin
     for process in started:
-        _end(process)
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    process.terminate()
-    try:
-        process.communicate(timeout=10)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.communicate()
+        end_server(process)
 
 
 def _environment() -> dict[str, str]:
@@ -169,7 +161,7 @@ def test_reference_server_is_discovered_called_and_missed(as_kee: Caller, packag
     assert "hello" in str(call("everything", "echo", message="hello"))
     registry.probe()
     assert Worker.objects.get().reach == "up"
-    _end(process)
+    end_server(process)
     for pause in (registry.PROBE_EVERY, timedelta(seconds=5), timedelta(seconds=5)):
         pass_time(pause)
         registry.probe()
