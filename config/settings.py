@@ -198,9 +198,7 @@ FORMAT_MODULE_PATH = "config.formats"
 TIME_ZONE = "UTC"
 USE_TZ = True
 STATIC_URL = "static/"
-# Folder of collected static files. Only container images set it.
-STATIC_ROOT = env.str("GATEHOUSE_STATIC", default="") or None
-WHITENOISE_USE_FINDERS = STATIC_ROOT is None
+WHITENOISE_USE_FINDERS = True
 
 # What a call costs where a worker names a band and no figure, in USD.
 COST_BANDS = {"free": 0.0, "low": 0.001, "medium": 0.01, "high": 0.1}

@@ -31,12 +31,14 @@ _FEWEST_CASES = 3_000
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Say how much tests/interfaces/test_fuzz.py asked of the API. Of all routes it must be 3,000 cases."""
+    """Say how much tests/interfaces/test_fuzz.py asked. Of all routes it must be 3,000 cases."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if reporter is None:  # as in a worker of pytest-xdist
         return
     found = [dict(one.user_properties) for one in reporter.getreports("passed")]
     asked = [properties["asked"] for properties in found if "asked" in properties]
+    if messages := sum(properties.get("messages", 0) for properties in found):
+        reporter.write_line(f"\n{messages:,} messages were sent to MCP.")
     if total := sum(sum(one.values()) for one in asked):
         done = sum(
             number for one in asked for status, number in one.items() if int(status) < HTTPStatus.MULTIPLE_CHOICES

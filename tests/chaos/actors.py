@@ -320,7 +320,7 @@ class Reader(Actor):
 
 
 class Planner(Actor):
-    """Submits plans of two tool calls, one direct and one as a task, and has them carried out."""
+    """Has plans carried out: its own, of two tools that are called at once and as a task; and the planner's of an intent."""
 
     def __init__(self, client: Client, manifest: Json) -> None:
         super().__init__(client)
@@ -334,7 +334,13 @@ class Planner(Actor):
             assert status in {200, 201}, answer
         self._number += 1
         batch = f"batch-{self._number}"
-        made = self._answer("submit", {"plan": self._plan(batch)})
+        if self._number % 2:
+            expected = {"pick": ("pick", batch), "press": ("press", f"{batch}>pick")}
+            expected["taste"] = ("pick", f"{batch}>pick>press")
+            made = self._answer("submit", {"plan": self._plan(batch)})
+        else:
+            expected = {"step-1": ("press", batch)}
+            made = self._answer("plan", {"intent": f'Press "{batch}"'})
         begun = self._answer("execute", {"plan_id": made["plan_id"]})
         report = begun
         while report.get("ended_at") is None:
@@ -342,7 +348,7 @@ class Planner(Actor):
             self.client.aside("POST", "/api/v1/workers/press-house/heartbeat", told)
             time.sleep(0.2)
             report = self._answer("report", {"execution_id": begun["execution_id"]})
-        self.reports.append({**report, "batch": batch})
+        self.reports.append({**report, "expected": expected})
 
     def _answer(self, verb: str, request: Json) -> Json:
         (call,) = self.client.insist(verb, request, until=lambda: False)

@@ -36,6 +36,7 @@ _VERBS: Final[dict[str, tuple[str, str, str, str]]] = {
     "post": ("POST", "/api/v1/receipts", "/api/v1/receipts/batch", "receipts"),
     "read": ("GET", "/api/v1/inbox?limit={limit}&after={after}", "", ""),
     "ack": ("POST", "/api/v1/inbox/ack-through", "", ""),
+    "plan": ("POST", "/api/v1/plans", "", ""),
     "submit": ("POST", "/api/v1/plans/submit", "", ""),
     "execute": ("POST", "/api/v1/executions", "", ""),
     "report": ("GET", "/api/v1/executions/{execution_id}", "", ""),

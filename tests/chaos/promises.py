@@ -228,17 +228,15 @@ def executions_go_on(history: History) -> Iterator[str]:
             yield f"{name} ended {report['status']}: {report['summary'][:200]}"
             continue
         steps: dict[str, Json] = {step["step_id"]: step for step in report["steps"]}
-        batch = report["batch"]
-        texts = {"pick": batch, "press": f"{batch}>pick", "taste": f"{batch}>pick>press"}
-        for step_id, text in texts.items():
-            tool, step = "press" if step_id == "press" else "pick", steps[step_id]
+        for step_id, (tool, text) in report["expected"].items():
+            step = steps[step_id]
             if (step["envelope"] or {}).get("payload") != {"text": f"{text}>{tool}"}:
                 yield f"{name} {step_id} brought {step['envelope']}"
             called = [at for used, given, at in history.tool_calls if (used, given) == (tool, text)]
             ended = datetime.fromisoformat(step["ended_at"]).timestamp()
             if not called or max(called) > ended + _SLACK:
                 yield f"{name} {step_id} was called {len(called)} times, the last after it had ended"
-            if step_id != "press" and len(called) > step["attempts"]:
+            if step["step_type"] == "call_worker" and len(called) > step["attempts"]:
                 yield f"{name} {step_id} was called {len(called)} times in {step['attempts']} attempts"
 
 

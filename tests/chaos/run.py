@@ -165,7 +165,7 @@ class _Run:
             elif role == "reader":
                 self.actors.append(Reader(client))
             else:
-                self.actors.append(Planner(client, manifest))
+                self.actors += [Planner(client, manifest), Reader(self._client(name))]
         for actor in self.actors:
             actor.start()
 

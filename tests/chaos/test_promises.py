@@ -52,10 +52,12 @@ def receipt(receipt_id: str, key: str, event_type: str = "message", recipient: s
 
 
 def execution(**changes: Any) -> Json:
-    texts = {"pick": "b>pick", "press": "b>pick>press", "taste": "b>pick>press>pick"}
-    about = {"attempts": 1, "ended_at": "2026-01-01T00:00:10+00:00"}
-    steps = [{"step_id": name, "envelope": {"payload": {"text": text}}, **about} for name, text in texts.items()]
-    return {"execution_id": "exec_1", "batch": "b", "status": "complete", "summary": "", "steps": steps, **changes}
+    expected = {"pick": ("pick", "b"), "press": ("press", "b>pick"), "taste": ("pick", "b>pick>press")}
+    about = {"step_type": "call_worker", "attempts": 1, "ended_at": "2026-01-01T00:00:10+00:00"}
+    payloads = {name: {"payload": {"text": f"{text}>{tool}"}} for name, (tool, text) in expected.items()}
+    steps = [{"step_id": name, "envelope": payload, **about} for name, payload in payloads.items()]
+    report = {"execution_id": "exec_1", "expected": expected, "status": "complete", "summary": "", "steps": steps}
+    return {**report, **changes}
 
 
 # 2026-01-01T00:00:10 as seconds.
@@ -142,7 +144,7 @@ def told(**members: Any) -> Callable[[History], object]:
         ("no_failure", add(queue(3.0, status=None))),
         ("no_stranger", add(lease(9.0, 3, tenant="other"))),
         ("executions_go_on", lambda history: history.executions.append(execution(status="failed"))),
-        ("executions_go_on", lambda history: history.executions.append(execution(batch="c"))),
+        ("executions_go_on", lambda history: history.executions.append(execution(expected={"pick": ("pick", "c")}))),
         ("executions_go_on", lambda history: history.tool_calls.append(("press", "b>pick", ENDED + 1))),
         ("executions_go_on", lambda history: history.tool_calls.append(("pick", "b", ENDED - 8))),
     ],

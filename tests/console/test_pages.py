@@ -18,7 +18,7 @@ from pytest_django.plugin import DjangoDbBlocker
 
 from apps.console.navigation import sidebar
 from apps.core import notifications
-from apps.principals.models import Operator, Tenant
+from apps.principals.models import Operator, Tenant, TenantModel
 from apps.principals.tenancy import acting_as_system
 from apps.receipts.models import Receipt
 from tests.console.test_site import ACTIONS, OF_ONE, SENT, operator
@@ -99,16 +99,20 @@ def _places(window: Any, name: str) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize(("window", "name"), ACTIONS)
-def test_a_viewer_is_offered_nothing_and_acts_on_nothing_whatever_it_is_permitted(
-    world: None, window: Any, name: str
-) -> None:
+def test_only_an_operator_of_the_tenant_who_is_permitted_acts(world: None, window: Any, name: str) -> None:
+    """A viewer is not even offered it, whatever they are permitted."""
     action, page = _places(window, name)
     with acting_as_system("test"):
-        viewer = operator("", tenant=Tenant.objects.get(slug="acme"), role="viewer")
+        acme = Tenant.objects.get(slug="acme")
+    viewer = operator("", tenant=acme, role="viewer")
     assert f'hx-get="{action}"' not in viewer.get(page).content.decode()
     answer = viewer.post(action, SENT)
     assert (answer.status_code, "HX-Redirect" in answer.headers) == (404, True)
     assert "only look" in viewer.get(reverse("admin:index")).content.decode()
+    others = [Client(), operator(tenant=acme, name="una")]
+    if name in getattr(window, "actions_detail", ()) and issubclass(window.model, TenantModel):
+        others.append(operator("", tenant=make_tenant("globex"), name="stan"))
+    assert {one.post(action, SENT).status_code for one in others} <= {302, 403, 404}
     assert not LogEntry.objects.exists()
 
 

@@ -218,8 +218,8 @@ def kee(tenant: Tenant) -> Principal:
     return make_principal(tenant, "Kee")
 
 
-def operator(*permissions: str, tenant: Tenant, role: str = "operator") -> Client:
-    olga = Operator.objects.create_user(username="olga", password="x", is_staff=True)
+def operator(*permissions: str, tenant: Tenant, role: str = "operator", name: str = "olga") -> Client:
+    olga = Operator.objects.create_user(username=name, password="x", is_staff=True)
     named = models.Q() if "" in permissions else models.Q(codename__in=["view_principal", *permissions])
     olga.user_permissions.set(Permission.objects.filter(named))
     with acting_as_system("test"):

@@ -280,8 +280,10 @@ def tools() -> BaseSchema:
 
 @pytest.mark.long
 @each(TOOLS)
-def test_a_tool_answers_as_its_schema_says(site: Site, tools: BaseSchema, declared: Operation) -> None:
-    turns = iter(range(10_000_000))
+def test_a_tool_answers_as_its_schema_says(
+    site: Site, tools: BaseSchema, declared: Operation, record_property: Callable[[str, object], None]
+) -> None:
+    turns, before = iter(range(10_000_000)), site.asked.total()
     said = jsonschema_rs.validator_for(calls.describe(declared).output_schema or {})
     for mode, most in zip(GenerationMode, LONG, strict=False):
 
@@ -297,6 +299,7 @@ def test_a_tool_answers_as_its_schema_says(site: Site, tools: BaseSchema, declar
                 said.validate(told["result"].get("structuredContent"))
 
         ask()
+    record_property("messages", site.asked.total() - before)
 
 
 _ANYTHING: Final = st.recursive(
@@ -309,8 +312,11 @@ _MEMBERS: Final = "name arguments uri cursor ref argument level protocolVersion 
 
 
 @TIERS
-def test_any_message_is_answered(site: Site, cases: tuple[int, int, int]) -> None:
+def test_any_message_is_answered(
+    site: Site, cases: tuple[int, int, int], record_property: Callable[[str, object], None]
+) -> None:
     """Well-formed or not, of both generations of the protocol."""
+    before = site.asked.total()
     methods = [*_METHODS.split(), "server/discover", "subscriptions/listen", "tasks/get", "tasks/cancel", "no/such"]
 
     @_drawing(10 * cases[0])
@@ -330,6 +336,7 @@ def test_any_message_is_answered(site: Site, cases: tuple[int, int, int]) -> Non
         _post(site, body, headers)
 
     ask()
+    record_property("messages", site.asked.total() - before)
 
 
 def _post(site: Site, body: bytes, headers: dict[str, str]) -> dict[str, Any]:

@@ -20,8 +20,8 @@ import pytest
 
 from config.stack import processes
 from config.stack.servers import LOGINS
-from config.stack.supervisor import WEB, Kept, readiness
-from tests.chaos.ground import Breakage, Ground
+from config.stack.supervisor import CELERY_WORKERS, WEB, Kept, readiness
+from tests.chaos.ground import LEASE_SECONDS, Breakage, Ground
 from tests.chaos.history import now
 from tests.chaos.promises import violations
 from tests.chaos.run import run
@@ -187,11 +187,15 @@ def test_a_full_disk_of_the_database_costs_only_answers() -> None:
 
 
 @pytest.mark.long
-def test_a_frozen_web_process_harms_only_whom_it_answers() -> None:
+def test_a_frozen_process_of_two_harms_only_whom_it_answers() -> None:
     def freeze(ground: Ground, _: object) -> None:
         _add_web(ground)
+        for name, line in CELERY_WORKERS.items():
+            ground.add(f"{name}-2", *line.replace("@", "-2@").split(), GATEHOUSE_PROCESS="worker")
         until(lambda: "startup complete" in ground.data.log("web-2").read_text(), ground.logs, seconds=PATIENCE)
         time.sleep(5)
+        for name in CELERY_WORKERS:
+            ground.pause(name, 5 * LEASE_SECONDS)
         ground.pause("web-2", 75)  # longer than PostgreSQL waits for a transaction that does nothing
         time.sleep(5)
 
