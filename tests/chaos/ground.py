@@ -68,6 +68,7 @@ class Ground(Supervisor):
     def kill(self, name: str) -> None:
         """End a process and its children as the loss of a machine would."""
         with suppress(psutil.NoSuchProcess):
+            self.kept[name].child.suspend()  # it starts no more of them
             end_all(self.family(name), sign=signal.SIGKILL)
 
     def pause(self, name: str, seconds: float) -> None:

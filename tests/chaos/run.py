@@ -6,6 +6,7 @@ One run: actors at work, faults one after the other, rest, and a history of all 
 import argparse
 import json
 import logging
+import os
 import random
 import secrets
 import sys
@@ -300,7 +301,11 @@ def main(argv: Sequence[str]) -> int:
     seed = secrets.randbelow(10**9) if asked.seed is None else asked.seed
     tell = partial(print, file=sys.stderr, flush=True)
     tell(f"seed {seed}")
-    history = run(tasks=asked.tasks, seed=seed, pause=asked.pause, soak=60 * asked.soak, tell=tell)
+    try:
+        history = run(tasks=asked.tasks, seed=seed, pause=asked.pause, soak=60 * asked.soak, tell=tell)
+    except Broken as broken:
+        tell(str(broken))
+        os._exit(2)  # threads that ask again until they are answered would go on for ever
     found = violations(history)
     print(json.dumps(_summary(history, found), indent=2))
     print(*found[:_SHOWN], sep="\n")
