@@ -9,6 +9,7 @@ SUITES: Final = {
     "memory": "memory:run",
     "planning": "planning:run",
     "recall": "recall:run",
+    "scaling": "scaling:run",
     "tasks": "tasks:run",
 }
 NEEDS_DATA: Final = frozenset({"recall"})

@@ -24,7 +24,7 @@ _GOALS: Final = {200: 0, 1_000: 12, 10_000: 20, 100_000: 35}
 # From so many memories on, the goal is the milliseconds of the median.
 _MANY: Final = 1_000_000
 _MANY_MS: Final = 10
-_SUBJECT: Final = "USER:typical"
+SUBJECT: Final = "USER:typical"
 _AT_ONCE: Final = 400
 _WRITERS: Final = 2
 _SPEAKERS: Final = ("Nadia", "Tom")
@@ -110,10 +110,10 @@ def _selecting(reader: Caller, _number: int) -> Operation:
 def _envelopes(bench: Bench) -> Iterator[Row]:
     """An envelope of a subject with many items, and what an agent begins with; in process and over HTTP."""
     agent = bench.agents[0]
-    apart(partial(_remember, agent))
+    apart(partial(remember, agent))
 
     def envelope() -> object:
-        return services.get_memory_envelope(viewer=agent, subject_id=_SUBJECT, now=timezone.now())
+        return services.get_memory_envelope(viewer=agent, subject_id=SUBJECT, now=timezone.now())
 
     def bootstrap() -> object:
         return services.bootstrap(
@@ -122,7 +122,7 @@ def _envelopes(bench: Bench) -> Iterator[Row]:
 
     for case, ask, aim in (("envelope", envelope, "aim: 1 ms"), ("bootstrap", bootstrap, "aim: 2 ms")):
         yield _timed(bench, case, partial(_asking, agent, ask), aim).at_most(16)
-    over_http = bench.asking("GET", f"/api/v1/subjects/{_SUBJECT}/envelope")
+    over_http = bench.asking("GET", f"/api/v1/subjects/{SUBJECT}/envelope")
     yield bench.row(
         "envelope over HTTP", over_http, bench.asking("GET", HELLO), "hello view", note="aim: 2 ms"
     ).at_most(3.5)
@@ -136,14 +136,14 @@ def _asking(agent: Caller, ask: Callable[[], object], _number: int) -> Operation
     return once
 
 
-def _remember(agent: Caller) -> None:
+def remember(agent: Caller) -> None:
     now = timezone.now()
     with agent.acting():
         given = {"display_name": "Z8phyR", "domains": ["music production", "FL Studio"]}
         preferences = {"communication_style": "casual", "detail_level": "high"}
-        services.add_subject(author=agent, subject_id=_SUBJECT, given=given, preferences=preferences, now=now)
+        services.add_subject(author=agent, subject_id=SUBJECT, given=given, preferences=preferences, now=now)
         for number in range(15):
             for type_ in ItemType:
                 text = f"In session {number} it turned out that {number} is what they like most ({type_})."
-                draft = RememberFact(subject_id=_SUBJECT, fact=text, type=type_, source=f"session {number}")
+                draft = RememberFact(subject_id=SUBJECT, fact=text, type=type_, source=f"session {number}")
                 services.remember(author=agent, draft=draft, now=now)
