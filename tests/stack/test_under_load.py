@@ -22,7 +22,7 @@ from config.stack import processes
 from config.stack.servers import LOGINS
 from config.stack.supervisor import CELERY_WORKERS, WEB, Kept, readiness
 from tests.chaos.ground import LEASE_SECONDS, Breakage, Ground
-from tests.chaos.history import now
+from tests.chaos.history import History, now
 from tests.chaos.promises import violations
 from tests.chaos.run import run
 from tests.commands import PATIENCE, ROOT
@@ -44,6 +44,12 @@ migrations.RunSQL("create index concurrently {table}_later on {table} (later)"),
 """
 _CONTRACT: Final = 'migrations.RemoveField("{model}", "later")'
 _HOT: Final = {"tasks": ("Task", "tasks_task"), "receipts": ("Receipt", "receipts_receipt")}
+
+
+def _hold(history: History) -> None:
+    """Hold a run to every promise, and print how much it was."""
+    assert violations(history) == []
+    print(f"{len(history.accepted):,} tasks, {len(history.receipts):,} receipts")
 
 
 def _add_web(ground: Ground) -> None:
@@ -127,7 +133,7 @@ def test_an_upgrade_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     # While a web process ends, an answer may get lost on a kept connection. None may be a failure.
     history = run(tasks=1, seed=20261129, deal=lambda _: [Breakage(name="upgrade", apply=upgrade, harms=("web",))])
-    assert violations(history) == []
+    _hold(history)
     assert [call for call in history.calls if (call.status or 0) >= 500] == []
     assert min(len(history.accepted), len(history.receipts)) > 300
 
@@ -180,7 +186,7 @@ def test_a_full_disk_of_the_database_costs_only_answers() -> None:
             time.sleep(5)
 
     history = run(tasks=1, seed=20261129, deal=lambda _: [Breakage(name="fill", apply=fill, harms=("database",))])
-    assert violations(history) == []
+    _hold(history)
     during = [call for call in history.calls if full[0] < call.begin < full[1]]
     assert {call.status for call in during if (call.status or 0) >= 500} == {503}
     assert [call for call in history.calls if call.ok and call.begin > full[1]]
@@ -200,7 +206,7 @@ def test_a_frozen_process_of_two_harms_only_whom_it_answers() -> None:
         time.sleep(5)
 
     history = run(tasks=1, seed=20261130, deal=lambda _: [Breakage(name="freeze", apply=freeze, harms=("web",))])
-    assert violations(history) == []
+    _hold(history)
     (fault,) = (one for one in history.faults if one.name == "freeze")
     late = [call for call in history.calls if fault.begin + 40 < call.begin < fault.end - 10]
     assert sum(call.ok for call in late) > len(late) / 2
@@ -253,7 +259,7 @@ def test_a_standby_takes_over_with_all_that_was_acknowledged() -> None:
 
     deal = [Breakage(name="fail over", apply=fail_over, harms=("web", "database"))]
     history = run(tasks=1, seed=20261201, deal=lambda _: list(deal))
-    assert violations(history) == []
+    _hold(history)
     killed, serves = moments
     assert [call for call in history.calls if call.ok and call.begin < killed]
     assert [call for call in history.calls if call.ok and call.begin > serves]
@@ -306,7 +312,7 @@ def test_requests_go_through_a_pooler_of_transactions() -> None:
         until(lambda: not ground.ask_database(_LEFT_LOCKED, "postgres"), "a lock is left", seconds=PATIENCE)
 
     history = run(tasks=1, seed=20261203, deal=lambda _: [Breakage(name="pool", apply=put_between, harms=("web",))])
-    assert violations(history) == []
+    _hold(history)
     assert min(len(history.accepted), len(history.receipts)) > 300
 
 
@@ -348,5 +354,5 @@ def test_clocks_that_differ_by_twenty_minutes_break_no_promise(ahead: tuple[str,
 
     # Clocks stay as they are until everything has come to an end.
     history = run(tasks=1, seed=20261202, deal=lambda _: [Breakage(name="move", apply=move, harms=("web",))])
-    assert violations(history) == []
+    _hold(history)
     assert min(len(history.accepted), len(history.receipts)) > 300
