@@ -6,6 +6,7 @@ import psycopg
 import pytest
 from django.apps import apps
 from django.db import connection, transaction
+from django.db.models import ForeignKey
 from django.db.utils import IntegrityError, ProgrammingError
 
 from apps.core.rls import OF_OPERATORS, WITHOUT_TENANT
@@ -158,6 +159,30 @@ def test_no_row_refers_to_another_tenants(db: None) -> None:
             with pytest.raises(IntegrityError, match=name), transaction.atomic():
                 cursor.execute(change, [foreign, row])
     assert (plain, untried) == ({*WITHOUT_TENANT}, {*UNTRIED.split()})
+
+
+# References without a constraint: on the ways of tasks and receipts each would cost every row. One statement writes row and
+# reference, from rows of the tenant that it reads, and tests/interfaces/test_isolation.py asks for those of others.
+UNCONSTRAINED = """
+digests_entry.inbox_id digests_receiptstate.entry_id digests_receiptstate.inbox_id digests_receiptstate.receipt_id
+digests_thread.inbox_id receipts_obligation.closed_by_id receipts_obligation.creditor_id receipts_obligation.debtor_id
+receipts_obligation.receipt_id receipts_receipt.caused_by_id receipts_receipt.pairs_with_id receipts_receipt.poster_id
+receipts_receipt.recipient_id task_live.holder_id task_live.queue_id task_live.requester_id task_live.task_type_id
+tasks_fairshare.queue_id tasks_fairshare.requester_id tasks_idempotencykey.principal_id tasks_queuehistory.queue_id
+tasks_ratewindow.queue_id tasks_ratewindow.task_type_id tasks_run.holder_id tasks_task.queue_id
+tasks_task.recipient_id tasks_task.requester_id tasks_task.task_type_id
+"""
+
+
+def test_every_other_reference_has_a_constraint() -> None:
+    without = {
+        f"{model._meta.db_table}.{field.column}"
+        for model in apps.get_models()
+        if issubclass(model, TenantModel)
+        for field in model._meta.fields
+        if isinstance(field, ForeignKey) and not field.db_constraint and field.name != "tenant"
+    }
+    assert without == {*UNCONSTRAINED.split()}
 
 
 def test_tenant_ends_with_the_transaction(transactional_db: None) -> None:
