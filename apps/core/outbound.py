@@ -158,9 +158,6 @@ def send(
         raise Disconnected("The connection broke before the whole answer was there.") from exc
 
 
-post = send  # as plans call it
-
-
 class PinnedTransport(httpx2.AsyncBaseTransport):
     """HTTP to one checked address, for one call: no other host, no redirect, no more bytes than allowed.
 

@@ -42,8 +42,8 @@ from apps.tasks import selectors as stored_results
 from apps.tasks.services import queueing, running
 from apps.tasks.shapes import QueueTask
 from apps.workers import selectors as workers
+from apps.workers import services as registry
 from apps.workers.models import ROUTABLE, State
-from apps.workers.services import registry
 from apps.workers.shapes import OfferView
 
 if TYPE_CHECKING:

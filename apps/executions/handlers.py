@@ -18,8 +18,8 @@ from apps.tasks import selectors as tasks
 from apps.tasks.handlers import Canceled, Context, Failed, Postponed, Result, handler
 from apps.tasks.shapes import Backoff, RegisterTaskType
 from apps.tasks.states import Status
+from apps.workers import services as registry
 from apps.workers.models import Offer, WorkerRateLimited
-from apps.workers.services import registry
 
 logger = structlog.get_logger(__name__)
 

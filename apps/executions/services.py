@@ -60,8 +60,8 @@ from apps.tasks.services.running import cancel_many
 from apps.tasks.shapes import QueueTask
 from apps.tasks.states import Status as TaskStatus
 from apps.workers import selectors as workers
+from apps.workers import services as registry
 from apps.workers.models import UnknownWorker, WorkerRateLimited
-from apps.workers.services import registry
 
 _STEP_FIELDS: Final = [
     "status", "attempts", "call_expires_at", "repeatable", "away_looks", "retry_at", "task_id", "receipt_id", "envelope",

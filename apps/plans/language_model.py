@@ -166,7 +166,7 @@ def _called(body: bytes, api: Api, seconds: float) -> bytes:
     if seconds <= 0:
         raise outbound.TimedOut(f"No usable answer within {settings.PLANNER_MODEL_SECONDS:g} s.")
     deadline = timedelta(seconds=seconds)
-    came = outbound.post(
+    came = outbound.send(
         settings.PLANNER_MODEL_URL, body=body, headers=headers, deadline=deadline, max_answer_bytes=_MOST_BYTES
     )
     if came.status != _OK:

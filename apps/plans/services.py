@@ -34,7 +34,7 @@ from apps.principals.services import DELEGATE
 from apps.principals.tenancy import Caller, acting_in
 from apps.receipts.services import ObligationDraft, Poster, ReceiptDraft
 from apps.workers import selectors as workers
-from apps.workers.services import registry
+from apps.workers import services as registry
 
 GENERATION: Final = Histogram(
     "delegate_plan_generation_with_receipt_duration_seconds",

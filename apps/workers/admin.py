@@ -14,9 +14,8 @@ from unfold.widgets import UnfoldAdminCheckboxSelectMultipleWidget, UnfoldAdminS
 from apps.core.admin import OperatorAdmin, ReasonForm, as_json, link_to, linked, list_verb, since, verb
 from apps.principals.models import Tenant
 from apps.principals.tenancy import acting_in
-from apps.workers import selectors
+from apps.workers import selectors, services
 from apps.workers.models import Offer, SigningKey, SourceEntry, State, Worker, WorkerEvent, WorkerSource
-from apps.workers.services import registry
 from apps.workers.trust import ALLOWED, Tier, in_words
 
 _WHY: Final = "console: operating MCP workers"
@@ -139,10 +138,10 @@ class WorkerAdmin(OperatorAdmin):
         submit="Look at it",
     )
     def add_server(self, request: HttpRequest, given: Mapping[str, Any]) -> tuple[str, str]:
-        seen = registry.visit(given["url"])
+        seen = services.visit(given["url"])
         with acting_in(given["tenant"].pk, _WHY):
-            principal = registry.principal_for_servers(tenant_id=given["tenant"].pk)
-            added = registry.add_server(principal=principal, url=given["url"], seen=seen, why=given["reason"])
+            principal = services.principal_for_servers(tenant_id=given["tenant"].pk)
+            added = services.add_server(principal=principal, url=given["url"], seen=seen, why=given["reason"])
             worker = selectors.worker_named(added.worker_id)
             self.log_change(request, worker, f"Add a server: {given['reason']}")
         page = reverse("admin:workers_worker_change", args=[worker.pk])
@@ -158,7 +157,7 @@ class WorkerAdmin(OperatorAdmin):
     )
     def approve(self, worker: Worker, given: Mapping[str, Any]) -> str:
         with acting_in(worker.tenant_id, _WHY):
-            names = registry.approve_tools(
+            names = services.approve_tools(
                 tenant_id=worker.tenant_id, worker_id=worker.worker_id, uids=given["tools"], why=given["reason"]
             )
         return f"Approved: {', '.join(names)}."
@@ -170,7 +169,7 @@ class WorkerAdmin(OperatorAdmin):
         possible=lambda worker: worker.unregistered_at is None and worker.state != State.QUARANTINED,
     )
     def quarantine(self, worker: Worker, given: Mapping[str, Any]) -> str:
-        _operate(registry.quarantine, worker, given)
+        _operate(services.quarantine, worker, given)
         return f"{worker} is in quarantine."
 
     @verb(
@@ -180,7 +179,7 @@ class WorkerAdmin(OperatorAdmin):
         possible=lambda worker: worker.unregistered_at is None and worker.state == State.QUARANTINED,
     )
     def release(self, worker: Worker, given: Mapping[str, Any]) -> str:
-        _operate(registry.release, worker, given)
+        _operate(services.release, worker, given)
         return f"{worker} is released."
 
     @verb(
@@ -190,7 +189,7 @@ class WorkerAdmin(OperatorAdmin):
         possible=lambda worker: worker.unregistered_at is None,
     )
     def unregister(self, worker: Worker, given: Mapping[str, Any]) -> str:
-        _operate(registry.expel, worker, given)
+        _operate(services.expel, worker, given)
         return f"{worker} is unregistered."
 
     @admin.display(description="Sources")
@@ -232,7 +231,7 @@ class SigningKeyAdmin(OperatorAdmin):
     )
     def revoke(self, key: SigningKey, given: Mapping[str, Any]) -> str:
         with acting_in(key.tenant_id, _WHY):
-            stripped = registry.revoke_key(tenant_id=key.tenant_id, key_id=key.key_id, why=given["reason"])
+            stripped = services.revoke_key(tenant_id=key.tenant_id, key_id=key.key_id, why=given["reason"])
         return f"{key} is revoked; {stripped} MCP workers are untrusted now."
 
 
@@ -258,5 +257,5 @@ class WorkerSourceAdmin(OperatorAdmin):
     )
     def look_now(self, source: WorkerSource, _given: Mapping[str, Any]) -> str:
         with acting_in(source.tenant_id, _WHY):
-            registry.change_source(tenant_id=source.tenant_id, name=source.name)
+            services.change_source(tenant_id=source.tenant_id, name=source.name)
         return f"{source} is looked at within a second."

@@ -4,20 +4,19 @@ from datetime import timedelta
 
 from apps.core.ticks import is_stopping, tick
 from apps.principals.tenancy import acting_as_system, acting_in
-from apps.workers import selectors
-from apps.workers.services import registry
+from apps.workers import selectors, services
 
-tick(every=timedelta(seconds=5))(registry.mark_late)
-tick(every=timedelta(seconds=5))(registry.lapse_trust)
-tick(every=timedelta(seconds=1), calls_out=True)(registry.discover)
-tick(every=timedelta(seconds=1), calls_out=True)(registry.probe)
-tick(every=timedelta(hours=1))(registry.forget_events)
+tick(every=timedelta(seconds=5))(services.mark_late)
+tick(every=timedelta(seconds=5))(services.lapse_trust)
+tick(every=timedelta(seconds=1), calls_out=True)(services.discover)
+tick(every=timedelta(seconds=1), calls_out=True)(services.probe)
+tick(every=timedelta(hours=1))(services.forget_events)
 
 
 @tick(every=timedelta(seconds=5))
 def fold_calls() -> None:
     with acting_as_system("counting calls"):
-        registry.fold_calls()
+        services.fold_calls()
 
 
 @tick(every=timedelta(seconds=5), lasts=True)
@@ -33,4 +32,4 @@ def remember() -> None:
         tenants = selectors.tenants_to_remember()
     for tenant_id in tenants:
         with acting_in(tenant_id, "the registry, written to memory"):
-            registry.remember()
+            services.remember()

@@ -10,8 +10,7 @@ from apps.core.schemas import Input, Name, Output, Text
 from apps.principals.scopes import Scope
 from apps.principals.selectors import principal_named
 from apps.principals.tenancy import Caller
-from apps.workers import selectors
-from apps.workers.services import registry
+from apps.workers import selectors, services
 from apps.workers.shapes import (
     MOST_TOOLS,
     HeartbeatTaken,
@@ -81,7 +80,7 @@ def register_worker(caller: Caller, given: RegisterWorker) -> Reply:
     The claimed trust tier counts up to the ceiling of the enrolled key that signed the manifest. Plans use only the
     tools without side effects of unsigned MCP workers.
     """
-    worker, created, tools = registry.register(
+    worker, created, tools = services.register(
         caller=caller, original=given.model_dump(mode="json", exclude_unset=True)
     )
     output = RegisteredWorker(
@@ -91,7 +90,7 @@ def register_worker(caller: Caller, given: RegisterWorker) -> Reply:
         reason=worker.tier_reason,
         trust_ends_at=worker.trust_ends_at,
         tools=[ToolRef(name=tool.name, tool_uid=tool.uid) for tool in tools],
-        next_heartbeat_seconds=int(registry.HEARTBEAT_EVERY.total_seconds()),
+        next_heartbeat_seconds=int(services.HEARTBEAT_EVERY.total_seconds()),
     )
     return Reply(output, status=201 if created else 200)
 
@@ -109,7 +108,7 @@ def register_worker(caller: Caller, given: RegisterWorker) -> Reply:
 )
 def worker_heartbeat(caller: Caller, given: WorkerHeartbeat) -> HeartbeatTaken:
     """Report the status and the load of a registered MCP worker. Plans leave out those whose heartbeat is late."""
-    return registry.heartbeat(
+    return services.heartbeat(
         caller=caller,
         worker_id=given.worker_id,
         status=given.status,
@@ -128,7 +127,7 @@ def worker_heartbeat(caller: Caller, given: WorkerHeartbeat) -> HeartbeatTaken:
 )
 def unregister_worker(caller: Caller, given: OneWorker) -> UnregisteredWorker:
     """Remove an MCP worker that you registered. Plans no longer choose it; its history stays."""
-    worker = registry.unregister(caller=caller, worker_id=given.worker_id)
+    worker = services.unregister(caller=caller, worker_id=given.worker_id)
     return UnregisteredWorker(worker_id=worker.worker_id, status="unregistered")
 
 
@@ -145,15 +144,15 @@ def add_mcp_server(caller: Caller, given: AddServer) -> ServerShown:
     An approved tool may be used in plans, and what it claims to touch counts. Another version of it needs another approval.
     Repeat the call to approve more.
     """
-    seen = registry.visit(given.url)
+    seen = services.visit(given.url)
     with caller.acting():
         principal = principal_named(given.principal or caller.name)
-        named = {tool.name: tool.tool_uid for tool in registry.shown(given.url, seen).tools}
+        named = {tool.name: tool.tool_uid for tool in services.shown(given.url, seen).tools}
         unknown = [name for name in given.approve if name != ALL_TOOLS and name not in named]
         if unknown:
             raise NotFound(f"{given.url} has no tool {unknown[0]!r}; it has {', '.join(named)}.", code="unknown_tool")
         uids = [uid for name, uid in named.items() if name in given.approve or ALL_TOOLS in given.approve]
-        return registry.add_server(
+        return services.add_server(
             principal=principal, url=given.url, seen=seen, name=given.name, approve=uids, why=f"by {caller.name}"
         )
 

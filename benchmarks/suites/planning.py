@@ -23,7 +23,7 @@ from apps.plans.local.proposing import propose
 from apps.plans.proposals import Asked, Proposal
 from apps.plans.selectors import search_tools
 from apps.principals.tenancy import Caller
-from apps.workers.services import registry
+from apps.workers import services as registry
 from apps.workers.shapes import OfferView
 from benchmarks.bench import Bench
 from benchmarks.data import BadData, Data, Example, read_planning

@@ -32,7 +32,7 @@ from apps.tasks.models import FinishedTask, LiveTask
 from apps.tasks.services import running
 from apps.tasks.services.running import NOTHING
 from apps.tasks.shapes import Completion, LeasedTask, ReleaseTask
-from apps.workers.services import registry
+from apps.workers import services as registry
 from apps.workers.trust import Tier
 from tests.executions.workers import WorkerServer
 from tests.factories import T0, make_caller

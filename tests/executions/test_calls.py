@@ -26,8 +26,8 @@ from apps.tasks.jobs import work as execute_queue
 from apps.tasks.models import FinishedTask, LiveTask, Run, Task
 from apps.tasks.results import artifact_digest
 from apps.workers import selectors as workers_seen
+from apps.workers import services as registry
 from apps.workers.models import Allowance
-from apps.workers.services import registry
 from tests.executions.making import (
     ANY,
     REPORT,

@@ -33,7 +33,7 @@ from apps.receipts.models import Obligation, Receipt
 from apps.tasks.models import Task
 from apps.tasks.results import artifact_digest
 from apps.tasks.selectors import place_of
-from apps.workers.services import registry
+from apps.workers import services as registry
 from tests.console.test_site import SENT
 from tests.executions.making import (
     REPORT,

@@ -21,8 +21,8 @@ from apps.receipts import selectors as receipts
 from apps.receipts.models import Obligation, Receipt
 from apps.tasks.models import LiveTask
 from apps.tasks.services import running
+from apps.workers import services as workers
 from apps.workers.models import WorkerRateLimited
-from apps.workers.services import registry as workers
 from tests.executions.making import (
     APPROVAL,
     REPORT,

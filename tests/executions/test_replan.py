@@ -17,7 +17,7 @@ from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller
 from apps.receipts import selectors as receipts
 from apps.receipts.models import Obligation, Receipt
-from apps.workers.services import registry as workers
+from apps.workers import services as workers
 from tests.executions.making import (
     TEXT,
     begin,

@@ -25,7 +25,7 @@ from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.receipts.models import Receipt
 from apps.tasks.services import queueing, running
 from apps.tasks.shapes import FailTask, LeasedTask, ScheduleTask, TaskError
-from apps.workers.services import registry as workers
+from apps.workers import services as workers
 from tests.delivery.conftest import TOKEN, make_remote, make_webhook, move_away
 from tests.digests.makers import post, set_policy
 from tests.executions import making as executions

@@ -13,7 +13,7 @@ from apps.mcp.calls import max_body_of_any
 from apps.mcp.methods import HABITS
 from apps.principals.models import Tenant
 from apps.principals.scopes import Scope
-from apps.workers.services import registry
+from apps.workers import services as registry
 from tests.factories import make_caller, make_tenant, make_token
 from tests.mcp.raw import MODERN, Answer, legacy, modern, post
 from tests.mcp.samples import samples

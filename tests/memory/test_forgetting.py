@@ -40,7 +40,7 @@ from apps.receipts.selectors import chain
 from apps.tasks.models import Artifact, FinishedTask, Schedule, Task
 from apps.tasks.services.queueing import set_schedule
 from apps.tasks.shapes import ScheduleTask
-from apps.workers.services import registry
+from apps.workers import services as registry
 from tests.digests.makers import post, post_grouped
 from tests.executions import making as executions
 from tests.factories import T0, at, make_caller, make_tenant, refused

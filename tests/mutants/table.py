@@ -254,7 +254,7 @@ MUTANTS: Final = (
     Mutant(
         name="worker-quarantine",
         breaks="A quarantined worker ends its quarantine by a heartbeat.",
-        file="apps/workers/services/registry.py",
+        file="apps/workers/services.py",
         text="if worker.state in {state, State.QUARANTINED}:",
         replacement="if worker.state == state:",
         tests=("tests/workers/test_health.py",),

@@ -17,7 +17,7 @@ from apps.plans.models import Plan
 from apps.plans.proposals import Asked, Evidence, Proposal, Value
 from apps.plans.shapes import CreatePlan, PlanConstraints
 from apps.principals.tenancy import Caller
-from apps.workers.services import registry
+from apps.workers import services as registry
 from apps.workers.shapes import OfferView as Offer
 from apps.workers.trust import Tier
 from tests.factories import T0

@@ -15,7 +15,7 @@ from apps.plans.proposals import Evidence, Lack, Missing, Value
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as
 from apps.receipts import selectors as receipts
-from apps.workers.services import registry as workers
+from apps.workers import services as workers
 from tests.factories import T0, ask, make_token
 from tests.plans.making import NOTHING, STRING, create, shape
 from tests.waiters import at_once

@@ -6,7 +6,7 @@ import pytest
 
 from apps.plans import shelf
 from apps.principals.tenancy import Caller, acting_as
-from apps.workers.services import registry
+from apps.workers import services as registry
 from tests.plans.making import PLAIN, register_plain_tools
 from tests.waiters import together
 

@@ -14,7 +14,7 @@ from apps.principals.models import Principal, Tenant
 from apps.principals.scopes import Kind, Scope
 from apps.principals.tenancy import Caller, acting_as, acting_as_system, on_behalf_of
 from apps.workers import selectors as registry
-from apps.workers.services import registry as workers
+from apps.workers import services as workers
 from tests.factories import T0, ask, make_caller, make_principal, make_tenant, make_token
 from tests.memory.subjects import concepts
 from tests.plans import making

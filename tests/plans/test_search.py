@@ -9,7 +9,7 @@ from django.test.utils import CaptureQueriesContext
 from apps.plans.selectors import search_tools
 from apps.plans.shapes import CapabilityMatch
 from apps.principals.tenancy import Caller
-from apps.workers.services import registry
+from apps.workers import services as registry
 from tests.workers.factories import beat, make_manifest, register
 
 pytestmark = pytest.mark.django_db

@@ -21,8 +21,8 @@ from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.receipts import selectors as receipts
 from apps.receipts.models import Receipt
+from apps.workers import services as workers
 from apps.workers.models import Worker
-from apps.workers.services import registry as workers
 from tests.factories import T0, ask, make_caller, make_tenant, make_token, refused
 from tests.plans.making import NOTHING, STRING, STRINGS, create, register_example_workers, shape
 from tests.remote import says, serving

@@ -17,8 +17,8 @@ from apps.core.sql import database_now
 from apps.principals.models import Principal
 from apps.principals.tenancy import Caller
 from apps.workers import selectors, trust
+from apps.workers import services as registry
 from apps.workers.models import SourceEntry, SourceKind, Worker, WorkerEvent, WorkerSource
-from apps.workers.services import registry
 from apps.workers.shapes import HeartbeatTaken, OfferView
 from apps.workers.trust import Tier
 from tests import waiters

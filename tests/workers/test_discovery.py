@@ -14,9 +14,9 @@ from apps.principals.models import Principal, Tenant
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as
 from apps.workers import manifests, selectors, sources
+from apps.workers import services as registry
 from apps.workers.models import Reach, SourceEntry, SourceKind, State, Worker, WorkerEvent, WorkerSource
-from apps.workers.services import registry
-from apps.workers.services.registry import _checked
+from apps.workers.services import _checked
 from tests.factories import make_caller, make_tenant, pass_time
 from tests.workers.factories import (
     NOTHING,

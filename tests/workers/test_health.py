@@ -17,6 +17,7 @@ from apps.principals.models import Principal, Tenant
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.workers import manifests, selectors
+from apps.workers import services as registry
 from apps.workers.models import (
     DOWN_AFTER,
     TRANSITIONS,
@@ -27,7 +28,6 @@ from apps.workers.models import (
     WorkerEvent,
     pause_after,
 )
-from apps.workers.services import registry
 from apps.workers.shapes import ListWorkers
 from tests.factories import make_caller, pass_time
 from tests.workers.factories import ID, NOTHING, add_source, beat, events, make_manifest, offers, refused, register

@@ -20,9 +20,9 @@ from apps.core.outbound import (
 from apps.executions import calls
 from apps.plans.selectors import search_tools
 from apps.principals.tenancy import Caller
+from apps.workers import services as registry
 from apps.workers.manifests import TooManyTools, look
 from apps.workers.models import SourceEntry, Worker
-from apps.workers.services import registry
 from tests import remote as remotes
 from tests.remote import Behaviour, Exchange
 from tests.workers.factories import NOTHING, add_source, fault, make_manifest

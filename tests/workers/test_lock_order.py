@@ -11,9 +11,9 @@ import yaml
 
 from apps.principals.models import Principal, Tenant
 from apps.principals.tenancy import Caller, acting_as, acting_as_system, acting_in
+from apps.workers import services as registry
 from apps.workers import ticks
 from apps.workers.models import Offer, SourceEntry, SourceKind, Worker, WorkerEvent, WorkerSource
-from apps.workers.services import registry
 from tests.waiters import together, until_somebody_waits_for_this_transaction
 from tests.workers.factories import beat, make_manifest, register
 

@@ -15,8 +15,8 @@ from apps.principals.models import Principal, Tenant
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as, acting_as_system, acting_in, on_behalf_of
 from apps.workers import selectors, ticks
+from apps.workers import services as registry
 from apps.workers.models import Offer, SourceEntry, Worker, WorkerEvent
-from apps.workers.services import registry
 from apps.workers.shapes import ListWorkers
 from tests.factories import pass_time
 from tests.memory.subjects import concepts

@@ -15,8 +15,8 @@ from django.test import Client
 from django.urls import reverse
 
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
+from apps.workers import services as registry
 from apps.workers.models import SigningKey, SourceEntry, Worker, WorkerSource
-from apps.workers.services import registry
 from tests.factories import make_tenant
 from tests.workers.factories import enroll, make_key, make_manifest, public_half, register, signed, typed
 

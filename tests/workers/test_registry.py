@@ -19,8 +19,8 @@ from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.workers import manifests, selectors
+from apps.workers import services as registry
 from apps.workers.models import Offer, Worker, WorkerEvent, WorkerRateLimited
-from apps.workers.services import registry
 from apps.workers.shapes import ListWorkers
 from apps.workers.trust import (
     CALLS_PER_HOUR,

@@ -16,9 +16,9 @@ from apps.principals.models import Tenant
 from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller, acting_as
 from apps.workers import listening, selectors
+from apps.workers import services as registry
 from apps.workers.models import Offer, Worker, WorkerSource
-from apps.workers.services import registry
-from apps.workers.services.registry import take_call
+from apps.workers.services import take_call
 from tests.factories import make_token
 from tests.waiters import until
 from tests.workers.factories import discover, typed

@@ -17,8 +17,8 @@ from apps.principals.models import Tenant
 from apps.principals.scopes import Kind, Scope
 from apps.principals.tenancy import Caller, acting_as, acting_in
 from apps.workers import selectors, trust
+from apps.workers import services as registry
 from apps.workers.models import ToolVersion, Worker, WorkerEvent
-from apps.workers.services import registry
 from apps.workers.trust import Tier
 from tests.factories import make_caller, pass_time
 from tests.workers.factories import (

@@ -20,8 +20,8 @@ from apps.executions import calls
 from apps.plans.selectors import search_tools
 from apps.principals.tenancy import Caller
 from apps.workers import selectors
+from apps.workers import services as registry
 from apps.workers.models import SourceEntry, Worker
-from apps.workers.services import registry
 from apps.workers.trust import Tier
 from tests.factories import pass_time, refused
 from tests.server import end_server

@@ -16,10 +16,9 @@ from apps.core.errors import DomainError
 from apps.principals import selectors as principals
 from apps.principals.models import Principal
 from apps.principals.tenancy import acting_as_system, acting_in
-from apps.workers import selectors, trust
+from apps.workers import selectors, services, trust
 from apps.workers.manifests import Seen
 from apps.workers.models import SourceKind
-from apps.workers.services import registry
 from apps.workers.shapes import ToolShown
 from apps.workers.trust import Tier
 
@@ -46,8 +45,8 @@ class Command(BaseCommand):
         server.add_argument("--name", help="of the source (default: the worker's id)")
         server.add_argument(
             "--principal",
-            default=registry.SERVERS,
-            help=f"for whom it is registered (default: {registry.SERVERS}, made if needed)",
+            default=services.SERVERS,
+            help=f"for whom it is registered (default: {services.SERVERS}, made if needed)",
         )
         approve = verbs.add_parser("approve", help="approve tools of a registered MCP worker")
         approve.add_argument("worker_id")
@@ -94,7 +93,7 @@ class Command(BaseCommand):
     def handle(self, *_args: Any, verb: str, tenant: str, **given: Any) -> None:
         run = getattr(self, f"_{verb.replace('-', '_')}")
         try:
-            seen = registry.visit(given["url"]) if verb == "add" else None
+            seen = services.visit(given["url"]) if verb == "add" else None
             with acting_as_system(_WHY):
                 tenant_id = principals.tenant_named(tenant).pk
             if verb == "rebuild":
@@ -108,12 +107,12 @@ class Command(BaseCommand):
             raise CommandError(refusal.detail) from refusal
 
     def _add(self, tenant_id: int, *, url: str, name: str | None, principal: str, seen: Seen, **given: Any) -> None:
-        server = registry.shown(url, seen)
+        server = services.shown(url, seen)
         self.stdout.write(f"{server.server_name or url} shows {len(server.tools)} tool{pluralize(server.tools)}:")
         uids = self._chosen(server.tools, **given)  # not in a transaction: a person may take a while
         with acting_in(tenant_id, _WHY):
-            added = registry.add_server(
-                principal=registry.principal_for_servers(tenant_id=tenant_id, name=principal),
+            added = services.add_server(
+                principal=services.principal_for_servers(tenant_id=tenant_id, name=principal),
                 url=url,
                 seen=seen,
                 name=name,
@@ -133,7 +132,7 @@ class Command(BaseCommand):
         offered = selectors.tools_shown(tenant_id=tenant_id, worker_id=worker_id)
         uids = self._chosen(offered, **given)
         names = (
-            registry.approve_tools(tenant_id=tenant_id, worker_id=worker_id, uids=uids, why="by a command")
+            services.approve_tools(tenant_id=tenant_id, worker_id=worker_id, uids=uids, why="by a command")
             if uids
             else []
         )
@@ -166,17 +165,17 @@ class Command(BaseCommand):
             text = json.dumps({member: key[member] for member in ("kty", "crv", "x")})
         except (KeyError, TypeError) as exc:
             raise CommandError(f"{private_file} holds no private key.") from exc
-        registry.enroll_key(tenant_id=tenant_id, key_id=key["kid"], public_key=text, ceiling=Tier(ceiling))
+        services.enroll_key(tenant_id=tenant_id, key_id=key["kid"], public_key=text, ceiling=Tier(ceiling))
         self.stdout.write(f"{key['kid']} may grant {ceiling}")
 
     def _revoke_key(self, tenant_id: int, *, key_id: str, why: str, **_: Any) -> None:
-        stripped = registry.revoke_key(tenant_id=tenant_id, key_id=key_id, why=why)
+        stripped = services.revoke_key(tenant_id=tenant_id, key_id=key_id, why=why)
         self.stdout.write(f"{key_id} is revoked; {stripped} MCP workers are untrusted now")
 
     def _add_source(self, tenant_id: int, **given: Any) -> None:
         principal_id = principals.principal_id_named(given["principal"], tenant_id=tenant_id)
         options = {name: given[name] for name in ("worker", "prefix", "user", "service") if given[name] is not None}
-        source = registry.add_source(
+        source = services.add_source(
             principal=Principal.objects.get(pk=principal_id),
             name=given["name"],
             kind=SourceKind(given["kind"]),
@@ -188,7 +187,7 @@ class Command(BaseCommand):
         self.stdout.write(f"{source.name} is looked at from now on, and its MCP workers every {given['every']} s")
 
     def _change_source(self, tenant_id: int, *, name: str, **given: Any) -> None:
-        registry.change_source(
+        services.change_source(
             tenant_id=tenant_id,
             name=name,
             address=given["address"],
@@ -199,11 +198,11 @@ class Command(BaseCommand):
         self.stdout.write(f"{name} is changed, and looked at within a second")
 
     def _remove_source(self, tenant_id: int, *, name: str, **_: Any) -> None:
-        left = registry.remove_source(tenant_id=tenant_id, name=name)
+        left = services.remove_source(tenant_id=tenant_id, name=name)
         self.stdout.write(f"{name} is removed; {left} MCP workers have left")
 
     def _rebuild(self, tenant_id: int) -> None:
-        restored = registry.restore(tenant_id=tenant_id)
+        restored = services.restore(tenant_id=tenant_id)
         for one in restored:
             self.stdout.write(f"{one.worker_id}: {one.tier or 'left out'} ({one.reason})")
         self.stdout.write(f"{sum(one.tier is not None for one in restored)} MCP workers registered again")

@@ -1,1 +1,0 @@
-"""Commands of the registry, by subject. The database's clock decides what is late."""
