@@ -266,6 +266,7 @@ def test_journey_begins_at_a_departure_and_a_stay_at_an_arrival() -> None:
         ("until", {"type": "string", "format": "time"}, [], "2 pm", "14:00:00Z"),
         ("emails", {"type": "array", "items": TEXT}, [], "a@b.example", ["a@b.example"]),
         ("assignee", TEXT, [], "@ann", "ann"),
+        ("subject", TEXT, ["body"], "'Rack keys'", "Rack keys"),
         ("country", {"enum": ["AT", "DE"]}, [], "Austria", "AT"),
         ("filter", {"type": "object"}, [], 'with {"a": 1}', {"a": 1}),
     ],

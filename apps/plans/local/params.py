@@ -34,7 +34,7 @@ _TOLD: Final = frozenset(("email", "url", "language", "currency", "phone", "path
 """Roles that a word of the description gives to a param whose name says nothing."""
 _CUES: Final = [(head.split(), frozenset(listed)) for head, listed in words.entries("cues")]
 _PROSE: Final = frozenset(("query", "text", "request"))
-_PLAIN: Final = _PROSE | {"name", "other"}
+_PLAIN: Final = _PROSE | {"title", "name", "other"}
 _CHOSEN: Final = frozenset((Kind.LANGUAGE, Kind.COUNTRY, Kind.CURRENCY, Kind.UNIT, Kind.INTEGER))
 _QUOTABLE: Final = frozenset(
     map(Kind, ("path", "file", "glob", "slug", "id", "repo", "sql", "expression", "user", "channel"))
