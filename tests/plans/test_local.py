@@ -133,6 +133,7 @@ READY: list[tuple[str, str, dict[str, Any]]] = [
     ),
     ("What is the weather in Vienna?", "get_weather", {"city": "Vienna"}),
     ("weather in New York please", "get_weather", {"city": "New York"}),
+    ("weather in Baden & Wels", "get_weather", {"city": "Baden & Wels"}),
     ("Whta is the weather in Vienna right now?", "get_weather", {"city": "Vienna"}),
     ("What is the wether in Vienna?", "get_weather", {"city": "Vienna"}),
     (

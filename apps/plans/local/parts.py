@@ -16,7 +16,7 @@ from apps.plans.local.words import BOUNDS, GROUPS, HELD, SMALL, UNPLANNED, VERBS
 
 _MOST_PLAIN_CUTS, _MOST_CUTS, _MOST_SEQUELS = 2, 4, 5
 _VERB_WITHIN: Final = 6
-MARKS: Final = frozenset(",:;.?!()–—-")  # noqa: RUF001
+MARKS: Final = frozenset(",:;.?!()–—-&")  # noqa: RUF001
 DETERMINERS: Final = GROUPS["article"] | {"my", "our", "your", "his", "her", "their", "its", "some", "=", "#"}
 _STOPS: Final = frozenset((",", ";", ".", "!", "?", "–", "—"))  # noqa: RUF001
 _SEQUELS: Final = frozenset({"then", "finally", "afterwards", "next"})
