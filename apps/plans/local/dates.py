@@ -243,7 +243,7 @@ _READERS: Final[Sequence[tuple[Callable[..., When], str]]] = (
         _clock,
         r"(?:(?P<since>HOUR)TO)?(?P<hour>HOUR)(?P<minute>)(?P<pm>)(?=\s+(?:(?:in\s+the|tomorrow)\s+LATE|this\s+LATE|tonight)\b)",
     ),
-    (_past, r"(?P<part>half|(?:a\s+)?quarter)\s+(?P<way>past|to)\s+(?P<hour>HOUR) (?P<pm>PM)?(?![\d:.])"),
+    (_past, r"(?P<part>half|(?:a\s+)?quarter)\s+(?P<way>past|to)\s+(?P<hour>COUNT) (?P<pm>PM)?(?![\d:.])"),
     (_hours, r"(?:from|between)\s+(?P<since>HOUR)TO(?P<hour>HOUR)(?![\d:.])"),
     (_at, r"(?<=day\s)(?P<hour>[01]?\d|2[0-3])\.(?P<minute>[0-5]\d)(?![\d:])"),
     (_at, r"(?:at|@)\s+(?P<hour>[01]?\d|2[0-3])(?:\.(?P<minute>[0-5]\d))?(?![\d:])"),

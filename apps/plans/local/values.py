@@ -115,6 +115,8 @@ def _number(tokens: Sequence[Token], place: int) -> tuple[float, int] | None:
         total, step = float(words.NUMBERS[low]), 2 if after[0] == "-" else 1
         if low.endswith("ty") and 0 < words.NUMBERS.get(after[step - 1], 0) < words.NUMBERS["ten"]:
             total, last = total + words.NUMBERS[after[step - 1]], place + step
+    if total is not None and after[last - place :][:3] == ["and", "a", "half"]:  # nine and a half hours
+        total, last = total + 0.5, last + 3
     for one in tokens[last + 1 : last + 3] if total is not None else ():
         scale = 1000 if one.low == "k" and tokens[last].end == one.start else words.SCALES.get(one.low)
         if not scale:
