@@ -49,7 +49,7 @@ def found(text: str) -> set[tuple[object, ...]]:
         ("translate it to French", "language", "French"),
         ("holidays in the US", "country", "US"),
         ("branch fix-login", "slug", "fix-login"),
-        ("branch release/2.4", "slug", "release/2.4"),
+        ("branch release/2.4", "version", "release/2.4"),
         ("on 2026-12-01", "date", "2026-12-01"),
         ("on 25.12.2026", "date", "2026-12-25"),
         ("on 12/25/2026", "date", "2026-12-25"),

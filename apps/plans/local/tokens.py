@@ -130,7 +130,8 @@ _SPANS: Final = (
     (Kind.ID, r"(?<![\w-])(?=[A-Z ]*\d)(?=[\d ]*[A-Z])[A-Z\d]{1,4}(?: [A-Z\d]{1,4}){1,2}(?![\w-])"),
     (Kind.REPO, r"(?<![\w./-])(?P<left>[A-Za-z][\w.-]*)/(?P<right>[A-Za-z][\w.-]*\w)(?![\w/])"),
     (Kind.DOTTED, r"(?<![\w./-])(?P<left>[A-Za-z_]\w+)\.(?P<right>[A-Za-z_]\w*)(?![\w/])"),
-    (Kind.SLUG, r"(?<![\w./-])[A-Za-z]\w*(?:(?:-\w+)+|/\d[\w.]*\w)(?![\w/])"),
+    (Kind.SLUG, r"(?<![\w./-])[A-Za-z]\w*(?:-\w+)+(?![\w/])"),
+    (Kind.VERSION, r"(?<![\w./-])[A-Za-z]\w*/\d[\w.]*\w(?![\w/])"),
     (Kind.ID, r"(?<!\S)(?P<left>\d+)[xX×](?P<right>\d+)(?!\S)"),
 )
 """Values of several tokens: their halves are values as well."""
