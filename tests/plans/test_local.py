@@ -290,7 +290,7 @@ PDFS = "Index all PDFs in F:/Documents, extract key concepts, and generate summa
         ),
         ("Translate https://example.org/a into Polish", ["fetch_webpage", "translate_text"], {1: "{{step-1.text}}"}),
         (
-            "Transcribe /a/talk.mp3, then translate it into Thai",
+            "Transcribe /a/talk.mp3, and then let us translate it into Thai",
             ["transcribe_audio", "translate_text"],
             {1: "{{step-1.transcript}}"},
         ),

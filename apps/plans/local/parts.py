@@ -175,7 +175,10 @@ def turnings(reading: Reading, stop: int, library: Library) -> dict[int, int]:
         start, end = token.place + 1, token.place
         while start < stop and tokens[start].low in _JOINERS:
             start += 1
-        if start >= stop or start in held or not (_begins(tokens, start, library) or token.low in (".", "!", "?")):
+        verb = start  # "and let me see"
+        while verb < stop and tokens[verb].low in GROUPS["pronoun" if verb > start else "modal"]:
+            verb += 1
+        if verb >= stop or start in held or not (_begins(tokens, verb, library) or token.low in (".", "!", "?", ";")):
             continue
         while end > 1 and (tokens[end - 1].low in _STOPS or tokens[end - 1].low in ("and", "then")):
             end -= 1
