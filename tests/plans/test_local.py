@@ -316,10 +316,11 @@ def test_step_takes_the_whole_result_or_the_first_of_a_list() -> None:
     catalogue = Catalogue(1, tools, [offer("other", one) for one in tools])
     played = ask("search tracks for 'Nightcall' and play it", catalogue).steps[1]
     mailed = ask("search tracks for 'Nightcall' and email them to a@b.eu", catalogue).steps[1]
+    at_once = ask("email the tracks for Nightcall to a@b.eu", catalogue).steps[1]
 
     assert played.params == {"track_id": "{{step-1.result.0.track_id}}"}
     assert (played.provenance or {})["track_id"]["source"] == Evidence.ASSUMED
-    assert (mailed.params or {})["body"] == "{{step-1.text}}"
+    assert (mailed.params or {})["body"] == (at_once.params or {})["body"] == "{{step-1.text}}"
     assert (mailed.provenance or {})["body"]["source"] == Evidence.STEP
 
 

@@ -119,18 +119,24 @@ def _speaks(stemmed: str, names: Iterable[str]) -> bool:
     return any(near(stemmed, name) >= SAME_ROOT for name in names)
 
 
-def produced(match: Match, matcher: Matcher, is_usable: Callable[[str], bool]) -> dict[str, list[Option]]:
-    """Return what gentle tools could give to the params of a tool that nothing sure in the request fills."""
+def produced(
+    match: Match, matcher: Matcher, is_usable: Callable[[str], bool], spoken: Iterable[Profile]
+) -> dict[str, list[Option]]:
+    """Return what gentle tools could give to the params of a tool that nothing sure in the request fills.
+
+    :param spoken: the tools that the part speaks of, whose whole result may be a text.
+    """
     found: dict[str, list[Option]] = {}
     feedings: dict[str, list[Match]] = {}
     for param in match.profile.params:
         filled = match.options.get(param.name)
-        is_sure = filled is not None and filled.evidence != Evidence.CUT and filled.fit >= _FAIR
+        is_text = not _TEXTS.isdisjoint(param.words)
+        is_sure = filled is not None and not is_text and filled.evidence != Evidence.CUT and filled.fit >= _FAIR
         is_sought = param.required or (param.role in LOOKED_UP and match.unexplained)
         if not is_sought or is_sure or param.choices or param.role in _GIVEN:
             continue
         options: list[Option] = []
-        for profile in matcher.library.givers(param, _GIVERS):
+        for profile in (*(spoken if is_text else ()), *matcher.library.givers(param, _GIVERS)):
             uid = profile.tool.uid
             if len(options) < _MOST_GIVERS and profile is not match.profile and matcher.is_gentle(uid):
                 options += _fed(match, param, profile, matcher, feedings) if is_usable(uid) else ()
@@ -148,11 +154,12 @@ def _fed(
     """
     nothing: _Output = (0.0, ("",), frozenset(), False)
     how, path, names, is_item = max(_outputs(profile, param), key=lambda one: one[:2], default=nothing)
-    if how < _FAIR or path[-1] in {one.name for one in profile.params}:
+    if not how or path[-1] in {one.name for one in profile.params}:
         return
     part, uid = match.part, profile.tool.uid
     own = {at: one for at, one in part.stems.items() if at != part.verb_at and match.profile.explains(one) < FIRM}
     mask = mask_of(at for at, one in own.items() if _speaks(one, profile.nouns))
+    known = mask | mask_of(at for at, one in own.items() if profile.explains(one) >= SAME_ROOT)
     is_kin = any(near(noun, one) for noun in profile.nouns for one in (*param.own, *match.profile.nouns))
     is_sure = not path[:-1] or matcher.is_gentle(match.profile.tool.uid)
     evidence = Evidence.STEP if is_sure else Evidence.ASSUMED
@@ -168,6 +175,8 @@ def _fed(
         feedings[uid] = [one for one in matcher.match(part, profile, shared, match)[:2] if not one.missing]
     for feeding in feedings[uid]:
         values = feeding.options.values()
+        if how < _FAIR and not mask and (not values or any(one.evidence == Evidence.CUT for one in values)):
+            continue
         facts = {
             "fed": 1.0,
             "fed.unlike": 1 - how,
@@ -181,4 +190,5 @@ def _fed(
         }
         told = together(*(one.told for one in values), facts)
         text = " ".join(sorted({*profile.nouns, *names}))
-        yield Option(Source(feeding, path, is_item), evidence, told, mask | feeding.used, text)
+        for said in sorted({known, 0}):
+            yield Option(Source(feeding, path, is_item), evidence, told, said | feeding.used, text)

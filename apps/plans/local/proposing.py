@@ -199,11 +199,13 @@ class Proposing:
             else:
                 barred.append(found[0])
         usable.sort(key=lambda one: _order(one[0]))
+        spoken = [one[0].profile for one in usable]
         agreeing = (one for one in usable[_PROMISING:] if one[0].missing and one[0].told["verb"] >= _AGREES)
         for tried in (*usable[:_PROMISING], *islice(agreeing, 2)):
             best = tried[0]
             unsure = any(one.evidence in UNSURE or one.fit < 1 for one in best.options.values())
-            made = produced(best, self.matcher, self.is_usable) if best.missing or best.unexplained or unsure else {}
+            needs = best.missing or best.unexplained or unsure
+            made = produced(best, self.matcher, self.is_usable, spoken) if needs else {}
             if made:
                 for name, options in given(part, best.profile, earlier, self.is_gentle).items():
                     made[name] = [*made.get(name, []), *options]
