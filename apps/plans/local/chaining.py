@@ -122,10 +122,7 @@ def _speaks(stemmed: str, names: Iterable[str]) -> bool:
 def produced(
     match: Match, matcher: Matcher, is_usable: Callable[[str], bool], spoken: Iterable[Profile]
 ) -> dict[str, list[Option]]:
-    """Return what gentle tools could give to the params of a tool that nothing sure in the request fills.
-
-    :param spoken: the tools that the part speaks of, whose whole result may be a text.
-    """
+    """Return what gentle tools, for texts those `spoken` of as well, could give to the params that nothing sure fills."""
     found: dict[str, list[Option]] = {}
     feedings: dict[str, list[Match]] = {}
     for param in match.profile.params:
