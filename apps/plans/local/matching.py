@@ -185,11 +185,9 @@ class _Whole:
                 aside = max(aside, sure)
                 told["firm"] += sure * tells if sure >= FIRM else 0.0
                 told["synonym"] += FIRM <= sure < SAME_ROOT
-                is_made = low == "new" and self.gentle and part.low(place - 1) in ("a", "an")
-                adverb = low.endswith("ly") and len(low) >= _LONG_WORD
-                is_filler = low in GROUPS["filler"] or adverb
-                unexplained |= bit if is_made or not (sure or is_filler) else 0
-                told["weak"] += 0 < sure < FIRM and not is_made
+                is_filler = low in GROUPS["filler"] or (low.endswith("ly") and len(low) >= _LONG_WORD)
+                unexplained |= 0 if sure or is_filler else bit
+                told["weak"] += 0 < sure < FIRM
         held, proper = unexplained & masks["held"], masks["proper"]
         told["unexplained"], told["unexplained.held"] = (unexplained & ~held).bit_count(), held.bit_count()
         told["unexplained.nowhere"] = (unexplained & masks["foreign"]).bit_count()

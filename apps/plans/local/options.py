@@ -26,7 +26,7 @@ FIRM: Final = 0.6
 """A word counts as explained from this certainty on; below it, it is a weak trace."""
 SECOND: Final = 512
 """So far up the masks are the places of values that are the second of a range or a pair."""
-_MOST, _MANY, _COVERED, _UNSUITED = 10, 1000, 0.2, 0.4
+_MOST, _COVERED, _UNSUITED = 10, 0.2, 0.4
 _LONGEST: Final = {"text": 25, "query": 12, "title": 12, "name": 8, "code": 2}
 """How many words a value of each sort has at most."""
 _PLAIN: Final = {
@@ -259,8 +259,6 @@ class Options:
                 continue
             sort, role = "n" if is_number else "t", _PLAIN.get(param.role, param.role if is_number else "form")
             told = {f"{sort}.{role}": 1.0, f"{sort}.misfit": 1 - how} | self._cues(param, first, last, sort, found.kind)
-            if is_number and param.role == "knob" and found.value >= _MANY:
-                told["n.large"] = 1.0
             if found.kind is Kind.QUOTED:
                 told[f"t.quoted.{role}"] = 1.0
             sorts = self.library.sorts(str(found.value)) if found.kind in (Kind.ID, Kind.SLUG) else frozenset()
@@ -319,7 +317,6 @@ class Options:
                 f"c.said.{sort}": shape["wordy"] * (part.low(first - 1) in SAYING),
                 "c.named_after": self.part.stems.get(last + 1, "") in own,
                 "c.later": param.name != self._first,
-                "c.object": self._is_object(first + (part.low(first) in GROUPS["article"])),
             }
             told = {name: float(fact) for name, fact in facts.items() if fact}
             told |= {f"c.{param.role}": 1.0} | self._cues(param, first, last, "c")
@@ -338,10 +335,6 @@ class Options:
                 paid = {"c.half": 1.0} if side == "second" and option.is_proper else told
                 option = replace(option, value=one, text=one, side=side, told=paid)
             yield option
-
-    def _is_object(self, place: int) -> bool:
-        """Is it what the verb is about: "open a ticket"?"""
-        return self.part.before(place) == self.part.verb_at >= 0 and self._nouns >> place & 1 > 0
 
     def _spans(self, longest: int) -> Iterator[tuple[int, int]]:
         """Stretches of words that could be a value: between small words, punctuation and words that the tool explains."""
@@ -387,8 +380,6 @@ class Options:
         after = part.stems.get(last + 1, "") if sort != "c" else ""
         if after in own:
             found.append(f"{sort}.named_after")
-        elif after and part.low(last + 1) not in SMALL and any(near(after, word) for word in own):
-            found.append(f"{sort}.like_after")
         found.append(self._sided(param, at, kind))
         return {name: 1.0 for name in found if name}
 

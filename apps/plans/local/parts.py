@@ -214,11 +214,7 @@ def _begins(tokens: Sequence[Token], start: int, library: Library) -> bool:
     following = tokens[start + 1].low if start + 1 < len(tokens) else ""
     if low in GROUPS["question"] or (low in GROUPS["be"] and before in ("and", ",")):
         return True
-    if low in ("a", "an", "the", "its", "my", "their") and before in (
-        "and",
-        "plus",
-        "also",
-    ):  # the price, and its colour
+    if low in DETERMINERS and before in ("and", "plus", "also"):  # the price, and its colour
         return True
     acts = library.is_verb(tokens[start].stem) or (following in _OBJECTS and library.knows(tokens[start].stem))
     return following != ":" and ((low not in SMALL and acts) or (low == "have" and following in _OBJECTS))
