@@ -160,7 +160,7 @@ READY: list[tuple[str, str, dict[str, Any]]] = [
 CONFIRMED: list[tuple[str, str, dict[str, Any]]] = [
     ("Rename the branch hotfix to release", "rename_branch", {"branch": "hotfix", "new_name": "release"}),
     ("weather in vienna", "get_weather", {"city": "vienna"}),
-    ("the weather in vienna, please?", "get_weather", {"city": "vienna"}),
+    ("the weather in vienna, please? Thank you.", "get_weather", {"city": "vienna"}),
     ("open a ticket about the printer saying it burns", "create_ticket", {"subject": "printer", "text": "it burns"}),
     (
         "Register the guest Ann Lee but no mail to the host",

@@ -108,11 +108,11 @@ class Proposing:
         text = asked.intent[:_MOST_CHARACTERS]
         self.reading = read(text, asked.now, library.spelt)
         tokens = self.reading.tokens
-        self.stop = len(tokens)
-        while self.stop and tokens[self.stop - 1].low in _CLOSING:
+        self.stop = len(tokens)  # "Thank you." is left out
+        while self.stop and tokens[self.stop - 1 - (tokens[self.stop - 1].low == "you")].low in _CLOSING:
             self.stop -= 1
         if self.stop and tokens[self.stop - 1].low in SAYING:  # "… saying thanks!"
-            said = (one.place for one in tokens if one.low in GROUPS["polite"])
+            said = (one.place for one in tokens if one.low in GROUPS["polite"] | {"you"})
             self.stop = max(self.stop, 1 + max(said, default=-1))
         self.is_gentle, self.is_usable = cache(self._is_gentle), cache(self._is_usable)
         self.matcher = Matcher(library, context, self.is_gentle)
