@@ -89,10 +89,10 @@ def start_server(
 def end_server(process: subprocess.Popen[Any]) -> None:
     process.terminate()
     try:
-        process.wait(timeout=10)
+        process.communicate(timeout=10)
     except subprocess.TimeoutExpired:
         process.kill()
-        process.wait()
+        process.communicate()
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ again, at the latest after the source's usual pause.
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
@@ -22,8 +22,8 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 
 from apps.core import mcp_client
 from apps.core.outbound import CallFailed
-from apps.core.sql import database_now
 from apps.principals.tenancy import acting_as_system
+from apps.workers import services
 from apps.workers.models import Reach, SourceEntry
 
 logger = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ async def _listen(until: Callable[[], bool], database: ThreadPoolExecutor) -> No
         if changed:
             entries = frozenset(changed)
             changed.clear()
-            await loop.run_in_executor(database, ask_now, entries)
+            await loop.run_in_executor(database, services.ask_now, entries)
 
 
 def servers() -> set[tuple[int, str]]:
@@ -87,12 +87,6 @@ def servers() -> set[tuple[int, str]]:
         ).exclude(Q(worker__reach=Reach.DOWN) | Q(stated__has_key="tools"))
         first = found.order_by(F("worker__approved_at").desc(nulls_last=True), "id")[:MOST_STREAMS]
         return {(entry.pk, entry.stated["endpoint"]) for entry in first}
-
-
-def ask_now(entry_ids: Collection[int]) -> None:
-    """Have discovery ask the servers of these entries at once."""
-    with acting_as_system("servers that have other tools"):
-        SourceEntry.objects.filter(pk__in=entry_ids).update(next_at=database_now())
 
 
 async def _follow(endpoint: str, tell: Callable[[], None]) -> None:

@@ -916,6 +916,12 @@ def _lock_source(tenant_id: int, name: str) -> WorkerSource:
     return source
 
 
+def ask_now(entry_ids: Collection[int]) -> None:
+    """Have discovery ask the servers of these entries at once."""
+    with acting_as_system("servers that have other tools"):
+        SourceEntry.objects.filter(pk__in=entry_ids).update(next_at=database_now())
+
+
 def discover() -> int:
     """Look at the sources that are due and ask the entries that are due; returns their number.
 

@@ -266,8 +266,8 @@ def test_worker_killed_after_its_call_leads_to_one_more_wake(kee: Caller, agent:
     agent.script = [kill]
     script = (
         "import django; django.setup()\n"
-        "from apps.delivery.services import sending\n"
-        f"sending.deliver_to(tenant_id={target.tenant_id}, target_id={target.pk})"
+        "from apps.delivery import services\n"
+        f"services.deliver_to(tenant_id={target.tenant_id}, target_id={target.pk})"
     )
     env = with_database(DJANGO_SETTINGS_MODULE="config.settings")
     child = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, env=env)
