@@ -203,6 +203,7 @@ def test_missing_value_is_asked_for(intent: str, param: str, choices: tuple[str,
     [
         ("Close ticket 12 unless Ann objects", Lack.CONDITION),
         ("If it is late, close ticket 12", Lack.CONDITION),
+        ("Should ticket 13 be late, close ticket 12", Lack.CONDITION),
         ("Don't close ticket 12", Lack.CONDITION),
         ("Every Monday, close ticket 12", Lack.CONDITION),
         ("Close all tickets except ticket 12", Lack.CONDITION),

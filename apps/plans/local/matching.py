@@ -257,6 +257,7 @@ def holding(part: Part, match: Match | None) -> tuple[str, ...]:
         holds = any(said in UNPLANNED or (said == "or" and is_choice) for said in accumulate(ahead, "{} {}".format))
         is_end = place + 1 in starts and low in ("until", "till", "but")
         asks = part.question and low in GROUPS["question"] and not (low == "when" and _tells_when(part, place))
-        if holds and not (kept >> place & 1 or is_end or asks):
+        inverted = low == "should" and place == part.first and ahead[1:2] not in (["i"], ["we"])
+        if (holds or inverted) and not (kept >> place & 1 or is_end or asks):
             found.append(tokens[place].text)
     return tuple(found)
