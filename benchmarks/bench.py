@@ -128,14 +128,14 @@ class Bench:
         mine = [turn[""] for turn in turns]
         return [Row.of(case, mine, [turn[name] for turn in turns], peer_is=name, **about) for name in peers]
 
-    def asking(self, method: str, path: str, body: Callable[[], Any] | None = None) -> Work:
-        """The same request to the web process again and again, with a new body each time."""
+    def asking(self, method: str, path: str, body: Callable[[], Any] | None = None, webs: int = 1) -> Work:
+        """The same request to so many web processes again and again, with a new body each time."""
+        url, _ = self.webs(webs)
 
         def work(_number: int) -> Operation:
-            client = Client(self.web(), self.tokens[0])
+            client = Client(url, self.tokens[0])
             return lambda: client.ask(method, path, None if body is None else body()) and None
 
-        self.web()
         return work
 
     def web(self) -> str:
