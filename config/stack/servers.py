@@ -100,6 +100,7 @@ def _start_postgres(data: DataFolder, durable: bool) -> psutil.Process:  # noqa:
 
 def _valkey_version(url: str) -> str:
     with redis.Redis.from_url(url, socket_connect_timeout=5, socket_timeout=5) as client:
+        client.ping()  # which is refused while it loads its data, unlike the next
         about = client.info("server")
     return f"Valkey {about['valkey_version']}" if "valkey_version" in about else f"Redis {about['redis_version']}"
 
