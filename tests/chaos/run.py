@@ -29,7 +29,7 @@ from tests.chaos.readings import reading
 _REST: Final = 180.0
 # Of one soak. Its actors rest so many times as long, so that the machine is not full.
 _READINGS: Final = 10
-_EASE: Final = 6.0
+_EASE: Final = 24.0
 # Of each requester.
 _ASKED_FOR: Final = 100
 # Violations that are printed.
