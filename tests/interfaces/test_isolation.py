@@ -1,4 +1,5 @@
 """Two tenants never meet: whatever one of them asks, by any name that the other uses, no word of the other comes back.
+Another principal of the same tenant is shown what the tenant shares alone.
 
 The registry is the list of what is asked. Both tenants use the same names; every text of the first holds a canary. What
 the stranger asks, the owner asks before: each operation answers it, and each that reads shows it the canary. Where one
@@ -8,7 +9,7 @@ does not, :mod:`tests.interfaces.planting` lacks what it is to be asked for.
 import base64
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -41,6 +42,20 @@ WORDLESS: Final = {
     "validate_plan": "answers what is wrong with a plan that came with the question",
     "whoami": "answers names, which both tenants use",
 }
+# What shows a text of a principal to another one of its tenant, and why.
+_REGISTRY, _QUEUES, _KNOWLEDGE = (
+    "MCP workers are the tenant's",
+    "queues and task types are too",
+    "so is what has no subject",
+)
+SHARED: Final = {
+    **dict.fromkeys(("create_delegation_plan", "request_plan", "search_capabilities"), _REGISTRY),
+    **dict.fromkeys(("get_worker_manifest", "list_workers"), _REGISTRY),
+    **dict.fromkeys(("list_queues", "list_task_types", "pause_task_type", "resume_task_type"), _QUEUES),
+    **dict.fromkeys(("get_memory_policy", "list_memory_relationships", "memory_read", "memory_recall"), _KNOWLEDGE),
+    "lease_tasks": "whoever works for a queue is given its tasks",
+    "read_artifact": "whoever knows the digest may read it",
+}
 # Of one of many: what an answer without a fault of its own says where nothing was done.
 REFUSED: Final = {"refused", "lost"}
 
@@ -62,6 +77,7 @@ class Two:
 
     owner: str
     stranger: str
+    colleague: str
     planted: Planted
 
 
@@ -79,13 +95,15 @@ def two(db: None) -> Iterator[Two]:
     plant_everything("globex", "harmless")
     with serving() as server:
         planted.ask("add_mcp_server", url=server.endpoint)
-        yield Two(owner=make_token_of("acme"), stranger=make_token_of("globex"), planted=planted)
+        owner, stranger = make_token_of("acme", "Kee"), make_token_of("globex", "Kee")
+        colleague = make_token_of("acme", "Nia", set(Scope) - {Scope.ADMIN})
+        yield Two(owner=owner, stranger=stranger, colleague=colleague, planted=planted)
 
 
-def make_token_of(slug: str) -> str:
+def make_token_of(slug: str, name: str, scopes: Collection[Scope] = frozenset(Scope)) -> str:
     with acting_as_system("test"):
         tenant = Tenant.objects.get(slug=slug)
-    return make_token(tenant, "Kee", scopes=set(Scope), source_systems=["github", "asyncgate"])
+    return make_token(tenant, name, scopes=scopes, source_systems=["github", "asyncgate"])
 
 
 def questions(declared: Operation, planted: Planted) -> list[dict[str, Any]]:
@@ -166,8 +184,10 @@ def enough(declared: Operation, said: Said) -> bool:
     return said.fine and (declared.name in WORDLESS or not reads(declared) or leaks(said, {}))
 
 
-def meet(declared: Operation, ask: Callable[[Mapping[str, Any], str], Said], two: Two) -> tuple[bool, list[Any]]:
-    """Whether the owner is answered what it asks, and what the stranger has to ask to be told a word of the owner's."""
+def meet(
+    declared: Operation, ask: Callable[[Mapping[str, Any], str], Said], two: Two, other: str
+) -> tuple[bool, list[Any]]:
+    """Whether the owner is answered what it asks, and what the other has to ask to be told a word of the owner's."""
 
     def said(given: Mapping[str, Any], token: str) -> Said:
         with undone():
@@ -175,7 +195,7 @@ def meet(declared: Operation, ask: Callable[[Mapping[str, Any], str], Said], two
 
     asked = questions(declared, two.planted)
     reached = any(enough(declared, said(given, two.owner)) for given in asked)
-    return reached, [given for given in asked if leaks(said(given, two.stranger), given)]
+    return reached, [given for given in asked if leaks(said(given, other), given)]
 
 
 ROUTES: Final = [(declared, f"{one.method} {one.path}", partial(ask_rest, declared, one)) for declared, one in ROUTED]
@@ -187,10 +207,21 @@ def test_no_answer_shows_data_of_another_tenant(two: Two, doors: list[tuple[Oper
     out_of_reach, leaking = [], []
     # What destroys comes last: files that are gone are so for those who ask afterwards, too.
     for declared, name, ask in sorted(doors, key=lambda door: door[0].destructive):
-        reached, told = meet(declared, ask, two)
+        reached, told = meet(declared, ask, two, two.stranger)
         out_of_reach += [] if reached else [name]
         leaking += [(name, given) for given in told]
     assert (out_of_reach, leaking) == ([], [])
+
+
+@pytest.mark.parametrize("doors", [ROUTES, CALLS], ids=["route", "tool"])
+def test_colleague_is_shown_what_a_tenant_shares_only(two: Two, doors: list[tuple[Operation, str, Any]]) -> None:
+    """Another principal of the same tenant, with every scope but `admin`."""
+    shown = {
+        declared.name
+        for declared, _, ask in sorted(doors, key=lambda door: door[0].destructive)
+        if meet(declared, ask, two, two.colleague)[1]
+    }
+    assert shown == SHARED.keys() & {declared.name for declared, _, _ in doors}
 
 
 def addressed(address: Address, planted: Planted) -> list[str]:
