@@ -224,6 +224,53 @@ def test_refusal_says_why(intent: str, kind: Lack) -> None:
     assert proposal.missing[0].kind == kind
 
 
+HOUSE_WRITING = (
+    tool("set_room_status", "Set the status of a room.", needs(room_number=STRING, status=choice("clean", "dirty"))),
+    tool("cancel_booking", "Cancel a booking.", needs(booking_id=STRING)),
+    tool("post_message", "Post a message in a channel.", needs(channel=STRING, text=STRING)),
+    tool("return_key", "Take a key back.", needs(key_id=STRING)),
+    tool("set_weekly_goal", "Set how many workouts a week are wanted.", needs(target=INTEGER)),
+)
+HOUSE_READING = (
+    tool("list_rooms", "List rooms.", shape(floor=INTEGER, status=choice("clean", "dirty"))),
+    tool("list_keys", "List the keys of a flat.", shape(flat=STRING)),
+    tool("list_issues", "List issues.", shape(assignee=STRING, status=choice("open", "closed"))),
+    tool("get_daily_steps", "How many steps were walked on a day.", shape("day", day=DAY)),
+)
+HOUSE = Catalogue(
+    1,
+    (*HOUSE_WRITING, *HOUSE_READING),
+    (
+        *(offer("desk", one, effects=["write"], tier="trusted") for one in HOUSE_WRITING),
+        *(offer("books", one, effects=["read"]) for one in HOUSE_READING),
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("intent", "name", "values"),
+    [
+        ("set room 110 to dirty", "set_room_status", {"room_number": "110", "status": "dirty"}),
+        ("Please call off booking BK-12", "cancel_booking", {"booking_id": "BK-12"}),
+        ("post in #ops that it works again", "post_message", {"channel": "ops", "text": "it works again"}),
+        ("which rooms on the second floor are dirty?", "list_rooms", {"floor": 2, "status": "dirty"}),
+        ("which keys for 6A are there?", "list_keys", {"flat": "6A"}),
+        ("open issues assigned to Tomasz", "list_issues", {"assignee": "Tomasz", "status": "open"}),
+        ("how many steps did I walk on Sunday", "get_daily_steps", {"day": "2026-11-22"}),
+        ("Set my weekly goal to 4", "set_weekly_goal", {"target": 4}),
+    ],
+)
+def test_everyday_words_are_read(intent: str, name: str, values: dict[str, Any]) -> None:
+    proposal = ask(intent, HOUSE)
+
+    assert calls(proposal) == [(name, values)]
+    assert answer(proposal) in ("ready", "to be confirmed")
+
+
+def test_word_that_only_hints_at_a_tool_makes_nothing_ready() -> None:
+    assert answer(ask("like we did the other day", HOUSE)) != "ready"
+
+
 def test_delegates_are_each_handed_their_part_of_the_request() -> None:
     takes = shape("intent", intent=STRING, context={"type": "object"}, delegation_path=STRINGS)
     does = {

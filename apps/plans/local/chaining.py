@@ -154,7 +154,7 @@ def _fed(
     if not how or path[-1] in {one.name for one in profile.params}:
         return
     part, uid = match.part, profile.tool.uid
-    own = {at: one for at, one in part.stems.items() if at != part.verb_at and match.profile.explains(one) < FIRM}
+    own = {at: one for at, one in part.stems.items() if at != part.verb_at and match.profile.explains(one) < SAME_ROOT}
     mask = mask_of(at for at, one in own.items() if _speaks(one, profile.nouns))
     known = mask | mask_of(at for at, one in own.items() if profile.explains(one) >= SAME_ROOT)
     is_kin = any(near(noun, one) for noun in profile.nouns for one in (*param.own, *match.profile.nouns))

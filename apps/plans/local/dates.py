@@ -304,7 +304,8 @@ def _matches(text: str, spans: Sequence[tuple[int, int]], tokens: Sequence[Token
         if first < following or (start and text[start - 1] in "-/.#" and first != following + 1):
             continue
         before = [token.low for token in tokens[max(first - 2, 0) : first] if token.low != "the"]
-        is_over = not _DONE.isdisjoint((tokens[0].low, *before)) and _BEFORE.isdisjoint(before[-1:])
+        is_asked = any(token.low in ("did", "was", "were") for token in tokens[:first])
+        is_over = (is_asked or not _DONE.isdisjoint((tokens[0].low, *before))) and _BEFORE.isdisjoint(before[-1:])
         past = before[-1:] == ["since"] or is_over
         for form, reader in _FORMS:
             match = form.match(text, start)

@@ -23,7 +23,7 @@ from apps.core.lexical import K1, B
 from apps.plans.catalogue import Tool
 from apps.plans.local.params import UNNAMING, Param, params_of
 from apps.plans.local.values import read
-from apps.plans.local.words import ACTS, COMMON, GROUPS, SMALL, VERBS, clusters, near, pieces, prose, stem
+from apps.plans.local.words import ACTS, COMMON, GROUPS, PHRASES, SMALL, VERBS, clusters, near, pieces, prose, stem
 
 _PLACES: Final = 5
 # Of the tools that a model is shown: the nearest, and those of them whose ids are looked for.
@@ -185,7 +185,7 @@ class Library:
         self.remove(tool.uid)
         profile = _profile(tool, frozenset(stem(word) for name in services for word in pieces(name)))
         self._profiles[tool.uid] = profile
-        self._verbs[profile.verb] += 1
+        self._verbs.update(_verbs_in(profile))
         self._sorts.update(_sorts_in(profile))
         self._index.put(tool.uid, _document(profile))
         for word in filter(str.isalpha, profile.forms):
@@ -195,7 +195,7 @@ class Library:
         """Take a tool out, if it is there."""
         profile = self._profiles.pop(uid, None)
         if profile is not None:
-            self._verbs[profile.verb] -= 1
+            self._verbs -= Counter(_verbs_in(profile))
             self._sorts -= Counter(_sorts_in(profile))
             self._index.remove(uid)
             if self._index.is_stale:
@@ -282,7 +282,13 @@ class Library:
         return frozenset(by_example or by_name)
 
     def spelt(self, word: str) -> str:
-        """The word that a word is a misspelling of: one of the tools', or of general English; else the word itself."""
+        """The word that a word is a misspelling of: one of the tools', or of general English; else the word itself.
+
+        Of a phrasal verb that no tool has in its name, the verb that it stands for.
+        """
+        if word in PHRASES:
+            first, *_, way = word.split()
+            return word if self.does(f"{stem(first)} {way}") else PHRASES[word]
         if self.knows(stem(word)) or word in COMMON:
             return word
         if len(word) < _LEAST_REPAIRED:
@@ -300,6 +306,10 @@ class Library:
             if is_close and (other in COMMON or self.has(stem(other))):
                 found.append((distance, other in COMMON, other))
         return min(found)[2] if found else word
+
+
+def _verbs_in(profile: Profile) -> list[str]:
+    return [profile.verb, *(f"{profile.verb} {way}" for way in profile.ways)]
 
 
 def _sorts_in(profile: Profile) -> list[tuple[str, tuple[str, ...]]]:
@@ -332,6 +342,8 @@ def _profile(tool: Tool, services: frozenset[str]) -> Profile:
         about = [stem(word) for word in prose(str(param.schema.get("description", ""))) if word not in SMALL]
         choices = [word for choice in param.choices for word in choice.split()]
         groups += [(0.5 if param.type == "boolean" else 0.75, param.words), (0.55, choices), (0.5, about)]
+    # "assigned to Ann" speaks of an assignee.
+    groups += [(0.6, [stem(word[:-2]) for one in params for word in pieces(one.name) if word.endswith("ee")])]
     found: dict[str, float] = {}
     meanings: dict[int, float] = {}
     for sure, listed in groups:

@@ -122,9 +122,13 @@ class _Whole:
     def __init__(self, matcher: Matcher, part: Part, profile: Profile, explained: Mapping[int, float]) -> None:
         self.part, self.profile, self.library, self.explained = part, profile, matcher.library, explained
         self.gentle = matcher.is_gentle(profile.tool.uid)
+        is_showing = any(near(profile.verb, one) >= SAME_ROOT for one in ACTS["showing"])
+        self.acts = not (self.gentle or is_showing)
         # "Email Ann", where no tool emails and one sends emails.
-        is_noun = any(near(part.verb, noun) >= SAME_ROOT for noun in profile.nouns)
-        is_making = any(near(profile.verb, one) for one in ACTS["making"])
+        least = FIRM if part.verb in ACTS["sending"] else SAME_ROOT
+        is_noun = any(near(part.verb, noun) >= least for noun in profile.nouns)
+        making = ["send"] if part.verb in ACTS["sending"] else ACTS["making"]
+        is_making = any(near(profile.verb, one) for one in making)
         self.is_verbal = bool(part.verb) and is_making and not self.library.does(part.verb) and is_noun
         self.opens = part.verb_at >= 0 and not part.masks["content"] & ((1 << part.verb_at) - 1)
         self.nouns = {place: self._nouns_at(place) for place in bits(part.masks["content"])}
@@ -143,14 +147,14 @@ class _Whole:
                 unexplained |= 1 << part.verb_at
                 told["unexplained.verb"] = 1
         elif part.question:
-            told["act_in_answer" if profile.acts else "asked"] = 1.0 if profile.acts else verb
+            told["act_in_answer" if self.acts else "asked"] = 1.0 if self.acts else verb
         missing = tuple(param.name for param in profile.params if param.required and param.name not in options)
         required = sum(param.required and param.name in options for param in profile.params)
         plural = (part.low(at) for at, said in self.nouns.items() if said and not used >> at & 1)
-        ways = {part.low(at) for at in part.stems if not used >> at & 1} & WAYS if profile.ways else frozenset()
+        ways = {part.low(at) for at in part.stems if not used >> at & 1 and self._is_way(at, used)} & WAYS
         told |= {
             "way": len(ways & profile.ways),
-            "way.other": bool(ways) and ways.isdisjoint(profile.ways),
+            "way.other": bool(ways and profile.ways) and ways.isdisjoint(profile.ways),
             "inverted": sum(
                 one.kind is not None and one.kind == other.kind and one.first > other.first
                 for one, other in combinations([options[one.name] for one in profile.params if one.name in options], 2)
@@ -212,6 +216,10 @@ class _Whole:
             return 1.0
         return same or (_PASSING if profile.vocabulary.get(part.verb, 0.0) >= FIRM else 0.0)
 
+    def _is_way(self, place: int, used: int) -> bool:
+        """Does "on" belong to the verb, and not to the value behind it: "on Monday"?"""
+        return place - 1 == self.part.verb_at or not used >> (place + 1) & 1
+
     def _nouns_at(self, place: int) -> tuple[tuple[str, float], ...]:
         """The nouns of the tool's name that a word says."""
         if place == self.part.verb_at and self.opens and not self.is_verbal:
@@ -224,11 +232,14 @@ class _Whole:
         """Does a word that changes what is asked for change nothing here?"""
         if low in GROUPS["bulk"]:
             return self.gentle
+        if low in GROUPS["repeat"] and low in pieces(self.profile.tool.name):  # get_daily_steps
+            return True
         if low in GROUPS["question"] and self.part.question:
             return True
         ahead = [one for one in options.values() if one.first == place + 1]
         is_repeated = low in GROUPS["repeat"] and any(one.evidence == Evidence.CHOICE for one in ahead)
-        if is_repeated or (low in ("until", "till") and ahead):
+        is_said = low == "that" and any("saying.c" in one.told for one in ahead)
+        if is_repeated or is_said or (low in ("until", "till") and ahead):
             return True
         refers = any(one.evidence in (Evidence.STEP, Evidence.ASSUMED, Evidence.CONTEXT) for one in options.values())
         is_known = not self.part.number and (self.part.question or self.part.found or any(self.nouns.values()))
@@ -249,6 +260,8 @@ def holding(part: Part, match: Match | None) -> tuple[str, ...]:
     for one in match.options.values() if match else ():
         if one.evidence == Evidence.CHOICE and part.low(one.first - 1) in GROUPS["repeat"]:  # every Monday
             kept |= 1 << (one.first - 1)
+    named = GROUPS["repeat"].intersection(pieces(match.profile.tool.name) if match else ())
+    kept |= mask_of(one.place for one in part.tokens if one.low in named)
     starts = {one.first for one in part.found}
     found = []
     for place in range(part.first, part.stop):

@@ -324,6 +324,8 @@ class Options:
         for _, first, last, told in sorted(found, key=lambda one: -one[0])[:_MOST]:
             text = self.part.words(first, last)
             text = text if sort == "text" else re.sub(r"['’]s$", "", text)
+            if sort == "text" and part.low(first - 1) == ":" and last + 1 == part.stop < len(part.reading.tokens):
+                text += part.reading.tokens[last + 1].text.strip(".,;")
             option = self._option(_items(text) if param.array else text, Evidence.CUT, told, first, last)
             head, _, rest = text.partition(" ")
             is_half = not _NAMED_HALF.isdisjoint(param.words)
@@ -409,7 +411,9 @@ def _shape(part: Part, first: int, last: int, sort: str) -> dict[str, float]:
         if any(part.low(at) in SAYING - {":", "that"} for at in range(first + 1, last + 1)):
             return {}
         is_name = first > part.first and head & proper and tail & proper
-        if not content or part.low(first) in HELD or not (is_name or not (head | tail) & small):
+        is_held = part.low(first) in HELD or (sort in ("name", "code") and whole & masks["unplanned"])
+        acts = first <= part.verb_at <= last and not masks["content"] & (1 << part.verb_at) - 1
+        if not content or is_held or acts or not (is_name or not (head | tail) & small):
             return {}
     typed = (whole & masks["typed"]).bit_count()
     capitals = (whole & proper & ~small & ~(1 << part.first)).bit_count()

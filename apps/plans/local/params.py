@@ -159,7 +159,7 @@ def _param(name: str, raw: Mapping[str, Any], tool: Tool, told: str, siblings: S
 
 def _side(own: Sequence[str], siblings: Sequence[str], *, dated: bool) -> str:
     """Where a range begins or ends, or which half of a pair it is. A guest arrives first, a train departs first."""
-    parts = {*own, " ".join(own)}
+    parts = {*own, " ".join(own), "".join(own)}
     for one, other in (("left", "right"), ("right", "left")):
         if not parts.isdisjoint(words.PAIRS[one]) and not words.PAIRS[other].isdisjoint(siblings):
             return one
@@ -210,7 +210,8 @@ def _role(own: list[str], kind: str, item: Mapping[str, Any], description: str) 
         )
         priced = {*own, *words.prose(description)} & words.CURRENCIES.keys() - words.UNITS.keys()
         return (role if kept else "money" if priced else "number"), kinds
-    if role == "knob":  # digits of a card, not a count
+    is_numbered = role == "name" and own[-1:] in (["number"], ["no"], ["code"])  # room_number
+    if role == "knob" or is_numbered:  # digits of a card, not a count
         role, kinds = _ROLES[False, "id"]
     if role == "other":
         spoken = (_ROLES[False, word] for word in _opening(description) if (False, word) in _ROLES)
@@ -255,7 +256,7 @@ def _of_kind(param: Param, found: Found) -> float:
         return 0.95 if param.role in _PLAIN else 0.8 if param.kinds & _QUOTABLE else 0.0
     if param.role in ("name", "other") and kind in _CODES:
         return max(best, 0.7)
-    if param.role == "other" and kind is Kind.INTEGER:
+    if param.role in ("name", "other") and kind is Kind.INTEGER:
         return max(best, 0.5)
     is_odd = kind in NUMERIC or kind is Kind.UNIT or (kind in WHENS and param.role != "text")
     return max(best, 0.4) if param.role in _PLAIN and not is_odd else best

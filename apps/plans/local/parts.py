@@ -30,6 +30,7 @@ _LEADING: Final = frozenset({",", "to", "for"}).union(
     *(GROUPS[name] for name in ("polite", "modal", "pronoun", "joiner", "time"))
 )
 """Words that may stand before the verb."""
+_SUBJECTS: Final = GROUPS["subject"]
 _LISTED: Final = {"small": SMALL, "bound": BOUNDS, "mark": MARKS, "unplanned": UNPLANNED, "held": HELD}
 
 
@@ -120,7 +121,7 @@ def read_part(reading: Reading, first: int, stop: int, number: int, library: Lib
     behind = next((one.text for one in tokens[stop:] if one.low != "," and one.low not in GROUPS["polite"]), "")
     masks["foreign"] = mask_of(at for at in bits(masks["content"] & ~typed) if not library.has(stems[at]))
     masks["turning"] = mask_of(start for start in turnings(reading, stop, library) if first < start)
-    masks["proper"] = mask_of(one.place for one in within if one.text[0].isupper())
+    masks["proper"] = mask_of(one.place for one in within if one.text[0].isupper() and one.low not in _SUBJECTS)
     asks = question or (verb_at < 0 and behind == "?")
     return Part(reading, first, stop, number, stems, found, verb_at, asks, masks)
 
@@ -129,7 +130,9 @@ def _is_wordlike(found: Found, tokens: Sequence[Token]) -> bool:
     """Is it a plain word that may as well mean something else: a language, a country, "one"?"""
     word = tokens[found.first]
     is_plain = found.first == found.last and word.text.isalpha()
-    return (is_plain and (found.kind in _WORDLIKE or word.low in ("one", "a", "an"))) or found.role in ("left", "right")
+    return (
+        is_plain and (found.kind in _WORDLIKE or found.role == "ordinal" or word.low in ("one", "a", "an"))
+    ) or found.role in ("left", "right")
 
 
 def _verb(
@@ -147,6 +150,7 @@ def _verb(
         acts = library.is_verb(stems[begun]) or (follows in _OBJECTS and library.knows(stems[begun]))
         if acts and not _is_plural(tokens[begun].low):
             return begun, False
+    behind = GROUPS["article"] | GROUPS["preposition"] - {"to"}  # "the status of the repair"
     state = next((place + 1 for place in plain if tokens[place].low in GROUPS["be"] and place + 1 in plain), -1)
     if state > 0 and stems[state] in VERBS:
         return state, False
@@ -154,7 +158,7 @@ def _verb(
         place
         for place in plain
         if place < first + _VERB_WITHIN and tokens[place].low not in SMALL and not _is_plural(tokens[place].low)
-        if place == begun or not tokens[place].low.endswith("ing")
+        if place == begun or not (tokens[place].low.endswith("ing") or tokens[place - 1].low in behind)
     )
     return next((place for place in early if stems[place] in VERBS), -1), False
 
@@ -212,7 +216,7 @@ def _begins(tokens: Sequence[Token], start: int, library: Library) -> bool:
     """Does something begin here that could be asked for: a verb, or a question?"""
     low, before = tokens[start].low, tokens[start - 1].low
     following = tokens[start + 1].low if start + 1 < len(tokens) else ""
-    if low in GROUPS["question"] or (low in GROUPS["be"] and before in ("and", ",")):
+    if low in GROUPS["question"] or (low in GROUPS["be"] | {"do", "does", "did"} and before in ("and", ",")):
         return True
     if low in DETERMINERS and before in ("and", "plus", "also"):  # the price, and its colour
         return True

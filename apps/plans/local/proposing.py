@@ -18,7 +18,7 @@ from apps.plans.documents import Step
 from apps.plans.local.chaining import Source, given, produced
 from apps.plans.local.history import History
 from apps.plans.local.index import Library, Profile
-from apps.plans.local.matching import Match, Matcher, holding
+from apps.plans.local.matching import SAME_ROOT, Match, Matcher, holding
 from apps.plans.local.options import FIRM, SAYING, Each, Option, together, weighed
 from apps.plans.local.parts import Part, bits, cuts, is_sequel, mask_of, read_part
 from apps.plans.local.values import read
@@ -235,6 +235,7 @@ class Proposing:
             return [(profile, {})]
         plain = (at for at in part.stems if not part.masks["typed"] >> at & 1 and part.low(at) not in SMALL)
         stems = {part.stems[at] for at in plain}
+        stems |= {"send"} if part.verb in ACTS["sending"] else set()
         if part.question:
             stems |= {part.stems[at] for at in range(part.first, min(part.stop, part.first + 2))}
         stems = stems.union(*(self.library.sorts(str(one.value)) for one in part.found))
@@ -308,7 +309,11 @@ class Proposing:
             for one, match in acts
         )
         is_loose = draft.unknown or draft.told["fed"] > draft.told["fed.named"] or is_vague
-        return not (draft.told["unexplained.typed"] or (acts and is_loose))
+        is_hint = any(
+            match.named < SAME_ROOT and not (one.part.verb or one.part.question or match.options)
+            for one, match in draft.steps
+        )
+        return not (draft.told["unexplained.typed"] or is_hint or (acts and is_loose))
 
     def measured(self, draft: Draft) -> dict[str, float]:
         """What tells of a plan whether it is right."""
@@ -335,6 +340,7 @@ class Proposing:
         ]
         options = [option for _, match in steps for option in match.options.values()]
         return {
+            "act_in_answer": told["act_in_answer"],
             "bias": 1.0,
             "clean": not draft.unknown + told["weak"],
             "covered": min(shares, default=0.5),
@@ -350,8 +356,11 @@ class Proposing:
             "score": max(-1.0, min(1.0, draft.score / 10)),
             "short": content <= _SHORT and not any(one.evidence == Evidence.QUOTED for one in options),
             "unexplained.proper": told["unexplained.proper"],
+            "unexplained.verb": told["unexplained.verb"],
+            "unnamed": told["unnamed"],
             "unknown.share": draft.unknown / max(1, content),
             "valued": valued,
+            "verb": min((match.told["verb"] for _, match in steps if "verb" in match.told), default=1.0),
             "verb.less": any(not match.part.verb and not match.part.question for _, match in steps),
         }
 

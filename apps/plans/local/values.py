@@ -28,7 +28,7 @@ _BACK: Final = frozenset(("last", "past"))
 def read(text: str, now: datetime, spelt: Callable[[str], str] | None = None) -> Reading:
     """The tokens of a request and its values; words such as "tomorrow" are relative to `now`.
 
-    :param spelt: what a misspelt word means. Tokens keep the text that was written.
+    :param spelt: what a misspelt word or a phrasal verb means. Tokens keep the text that was written, but for such verbs.
     """
     tokens, found = scan(text)
     meant = _repaired(text, tokens, spelt) if spelt is not None else text
@@ -58,6 +58,11 @@ def read(text: str, now: datetime, spelt: Callable[[str], str] | None = None) ->
 
 def _repaired(text: str, tokens: Sequence[Token], spelt: Callable[[str], str]) -> str:
     for one in reversed(tokens):
+        is_first = not one.place or tokens[one.place - 1].low in words.SMALL | {",", ";", "."}
+        for said in (tokens[one.place : one.place + size] for size in (3, 2) if is_first):
+            if (phrase := " ".join(token.low for token in said)) in words.PHRASES and spelt(phrase) != phrase:
+                text = f"{text[: one.start]}{spelt(phrase)}{text[said[-1].end :]}"
+                break
         beside = text[: one.start][-1:] + text[one.end :][:1]
         if one.text.isalpha() and not one.text.isupper() and not _COMPOUND.search(beside):
             word = spelt(one.low)
@@ -164,6 +169,8 @@ def _named(tokens: Sequence[Token]) -> Iterator[Found]:
         for kind, table in _TABLES:
             if low in table and low.isalpha() and (len(low) > _CODE or token.text.isupper()):
                 yield Found(kind, table[low] if kind is Kind.CURRENCY else token.text, place, place, "", table[low])
+        if low in words.ORDINALS:
+            yield Found(Kind.INTEGER, words.ORDINALS[low], place, place, "ordinal")
         if low in words.UNITS and len(low) > 1 and low not in words.SMALL:
             yield Found(Kind.UNIT, token.text, place, place, "", words.UNITS[low])
 

@@ -66,6 +66,8 @@ BOUNDS: Final = GROUPS["preposition"] | GROUPS["named"] | GROUPS["joiner"] | GRO
 VERBS: Final = frozenset(map(stem, _DATA["verbs"].split()))
 ACTS: Final = {head: frozenset(map(stem, listed)) for head, listed in entries("acts")}
 """Stems of verbs: `generic` ones go with any thing, `showing` ones change nothing, a `wish` is for the asker itself."""
+PHRASES: Final = _table("phrases")
+"""What phrasal verbs mean."""
 CURRENCIES: Final = _table("currencies")
 LANGUAGES: Final = _table("languages")
 COUNTRIES: Final = _table("countries")
@@ -81,6 +83,7 @@ NUMBERS: Final[Mapping[str, int]] = {
     **{word: 10 * number for number, word in enumerate(_TENS.split(), 2)},
     "dozen": 12,
 }
+ORDINALS: Final = {word: number for number, word in enumerate(("first", "second", "third", "fourth", "fifth"), 1)}
 SCALES: Final = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "dozen": 12}
 _GROUPED: Final = [group.split() for group in _DATA["clusters"].split(";")]
 _CLUSTERS: Final[dict[str, frozenset[int]]] = {}
