@@ -20,7 +20,7 @@ from apps.principals.tenancy import Caller
 from apps.receipts.services import Group, Poster, ReceiptDraft
 from benchmarks import measure
 from benchmarks.bench import HELLO, SOURCE, Bench
-from benchmarks.measure import Countdown, Operation, Row, Slice, Work
+from benchmarks.measure import Operation, Row, Slice, Work
 
 _SUMMARY: Final = "What happened. " * 8
 _BATCHES: Final = (10, 50, 500)
@@ -92,13 +92,10 @@ def _visible(bench: Bench) -> Row:
 
     measure.apart(set_window)
     # The Celery workers have started once they have published something.
-    first = Countdown(1)
-    measure.side_by_side([partial(_seen, reader, first), partial(_writing, bench.poster, reader, 0.0, first)])
+    measure.side_by_side(partial(_writing, bench.poster, reader, 0.0), watch=partial(_seen, reader))
     until = time.monotonic() + 2 * _WINDOW.total_seconds() + scale.seconds * scale.rounds
-    writing = Countdown(scale.clients)
-    seen, *written = measure.side_by_side(
-        [partial(_seen, reader, writing), *[partial(_writing, bench.poster, reader, until, writing)] * scale.clients]
-    )
+    writing = partial(_writing, bench.poster, reader, until)
+    seen, *written = measure.side_by_side(*[writing] * scale.clients, watch=partial(_seen, reader))
     committed = {receipt: at for one in written for receipt, at in one.items()}
     if lost := committed.keys() - seen.keys():
         raise measure.ClientFailed(f"{len(lost)} receipts were posted and never shown.")
@@ -108,22 +105,21 @@ def _visible(bench: Bench) -> Row:
     return row.judged(f"p99 under {limit:,.0f} ms", met=row.p99 is not None and row.p99 < limit)
 
 
-def _writing(poster: Caller, reader: Caller, until: float, writing: Countdown) -> dict[str, float]:
+def _writing(poster: Caller, reader: Caller, until: float) -> dict[str, float]:
     """When each receipt was committed."""
     post, committed = _posts_to(poster, [reader], things=_THINGS), dict[str, float]()
-    with writing.one():
-        while not committed or time.monotonic() < until:
-            committed[post(1)[0].receipt_id] = time.monotonic()
+    while not committed or time.monotonic() < until:
+        committed[post(1)[0].receipt_id] = time.monotonic()
     return committed
 
 
-def _seen(reader: Caller, writing: Countdown) -> dict[str, float]:
+def _seen(reader: Caller, over: Any) -> dict[str, float]:
     """When each receipt was first shown. It ends when nobody writes and nothing waits, or nothing comes for long."""
     seen: dict[str, float] = {}
     patient_until = time.monotonic() + 60
     while True:
         # Asked before the read: what was committed until then is in it.
-        ending = writing.over
+        ending = over.is_set()
         with reader.acting():
             page = read_inbox(reader.principal_id, limit=500)
         for entry in page.entries:

@@ -42,7 +42,7 @@ def _recalls(bench: Bench) -> Iterator[Row]:
     most = bench.scale.memories
     for size in [*(size for size in _GOALS if size < most), most]:
         parts = [range(start, min(start + _AT_ONCE, size)) for start in range(held, size, _AT_ONCE)]
-        side_by_side([partial(_store, reader, parts[writer::_WRITERS]) for writer in range(_WRITERS)])
+        side_by_side(*[partial(_store, reader, parts[writer::_WRITERS]) for writer in range(_WRITERS)])
         apart(_settle)
         held = size
         row = _timed(bench, f"recall among {size:,} memories", partial(_recalling, reader))
