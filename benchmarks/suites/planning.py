@@ -26,7 +26,7 @@ from apps.principals.tenancy import Caller
 from apps.workers import services as registry
 from apps.workers.shapes import OfferView
 from benchmarks.bench import Bench
-from benchmarks.data import BadData, Data, Example, read_planning
+from benchmarks.data import Data, Example, read_planning
 from benchmarks.measure import Row, Slice, apart
 from tests.plans.making import scripted
 from tests.workers.factories import make_manifest
@@ -210,11 +210,7 @@ def run(bench: Bench) -> Iterator[Row]:
             row = next(one for one in rows if one.case.endswith(f": {figure}"))
             yield row.judged("95 or more", met=row.ours >= 95) if told is requests else row  # noqa: PLR2004
     if bench.file and bench.file.is_dir():
-        try:
-            data = read_planning(bench.file)
-        except BadData as fault:
-            raise SystemExit(str(fault)) from fault
-        yield from tools_and_links(data)
+        yield from tools_and_links(read_planning(bench.file))
     for count, goal in ((100, None), (2_000, None), (10_000, 15), (100_000, 30)):
         if count <= bench.scale.tools:
             row = Row.of(f"a plan among {count:,} tools", [apart(partial(_timed, count))])

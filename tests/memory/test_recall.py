@@ -21,7 +21,7 @@ from apps.memory.texts import tokens
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from benchmarks.data import read_conversations
-from benchmarks.suites.recall import Figures, measure
+from benchmarks.suites.recall import measure
 from tests.factories import T0, make_caller, make_tenant, refused
 from tests.memory.subjects import ALICE, DAY, add, observations, observe, remember, revise
 from tests.waiters import Other, acting, at_once, until_somebody_waits_for_this_transaction
@@ -540,7 +540,7 @@ def test_evidence_is_found_as_often_as_promised(transactional_db: None) -> None:
     """The conversations and the answers were written down before any part of the ranking was chosen."""
     figures = measure(read_conversations(CONVERSATIONS))
     assert (len(figures.seconds), figures.missing) == (110, 0)
-    assert Figures.share(figures.messages[5]) >= 72
-    assert Figures.share(figures.messages[10]) >= 80
-    assert Figures.share(figures.sessions[5]) >= 90
-    assert Figures.share(figures.sessions[10]) >= 95
+    assert figures.shares["messages", 5] >= 72
+    assert figures.shares["messages", 10] >= 80
+    assert figures.shares["sessions", 5] >= 90
+    assert figures.shares["sessions", 10] >= 95
