@@ -29,32 +29,28 @@ def main(argv: Sequence[str]) -> int:
     with Supervisor.of_a_run(environment=environ) as servers:
         servers.start_servers()
         os.environ.update(servers.environment)
-        _measure(asked, servers)
+        django.setup()
+        # These need the settings.
+        from benchmarks.bench import SCALES, Bench  # noqa: PLC0415
+        from benchmarks.measure import HEADER  # noqa: PLC0415
+
+        call_command("migrate", interactive=False, verbosity=0)
+        call_command("sync_schedules", stdout=io.StringIO())
+        scale = SCALES[asked.scale]
+        scale = replace(scale, memories=asked.memories or scale.memories)
+        bench = Bench.begin(servers, scale, asked.data)
+        rows = []
+        # With --json the lines tell how far it is.
+        told = sys.stderr if asked.json else sys.stdout
+        print(*(f"{name}: {value}" for name, value in bench.machine.items()), HEADER, sep="\n", file=told)
+        for name in asked.suite or suites.SUITES:
+            for row in import_module(f"benchmarks.suites.{name}").run(bench):
+                rows.append(replace(row, suite=name))
+                print(rows[-1], file=told, flush=True)
+        if asked.json:
+            machine = {"command": " ".join(["manage.py bench", *sys.argv[1:]]), **bench.machine}
+            print(json.dumps([{**asdict(row), "machine": machine} for row in rows], indent=2))
     return 0
-
-
-def _measure(asked: argparse.Namespace, servers: Supervisor) -> None:
-    django.setup()
-    # These need the settings.
-    from benchmarks.bench import SCALES, Bench  # noqa: PLC0415
-    from benchmarks.measure import HEADER  # noqa: PLC0415
-
-    call_command("migrate", interactive=False, verbosity=0)
-    call_command("sync_schedules", stdout=io.StringIO())
-    scale = SCALES[asked.scale]
-    scale = replace(scale, memories=asked.memories or scale.memories)
-    bench = Bench.begin(servers, scale, asked.data)
-    rows = []
-    # With --json the lines tell how far it is.
-    told = sys.stderr if asked.json else sys.stdout
-    print(*(f"{name}: {value}" for name, value in bench.machine.items()), HEADER, sep="\n", file=told)
-    for name in asked.suite or suites.SUITES:
-        for row in import_module(f"benchmarks.suites.{name}").run(bench):
-            rows.append(replace(row, suite=name))
-            print(rows[-1], file=told, flush=True)
-    if asked.json:
-        machine = {"command": " ".join(["manage.py bench", *sys.argv[1:]]), **bench.machine}
-        print(json.dumps([{**asdict(row), "machine": machine} for row in rows], indent=2))
 
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:

@@ -1,8 +1,4 @@
-"""What a suite is handed: how much to do, who acts, the processes of the product, and clients of its HTTP.
-
-It is also the URLconf of the web process that is measured: the product's routes and `hello`, the least that a view
-behind the product's authentication can do.
-"""
+"""What a suite is handed: how much to do, who acts, the processes of the product, and clients of its HTTP."""
 
 import http.client
 import json
@@ -20,23 +16,18 @@ from urllib.parse import urlsplit
 import psutil
 import psycopg
 from django.conf import settings
-from django.urls import path
-from rest_framework.request import Request
-from rest_framework.response import Response
-from rest_framework.views import APIView
 
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller
-from benchmarks.measure import Measure, Operation, Row, Work, drive
-from config import urls
-from config.stack.processes import last_lines, runs
+from benchmarks.measure import ClientFailed, Measure, Operation, Row, Work, drive
+from config.stack.processes import last_lines
 from config.stack.supervisor import CELERY_WORKERS, WEB, Supervisor, listen, readiness
 from tests.factories import make_caller, make_tenant, make_token
+from tests.waiters import until
 
 SOURCE: Final = "bench"
 AGENTS: Final = 64
 PATIENCE: Final = 60.0
-HELLO: Final = "/api/v1/hello"
 _AT_REST: Final = 0.05
 
 
@@ -57,10 +48,6 @@ SCALES: Final = {
     "quick": Scale(rounds=3, seconds=0.5, memories=10_000, tools=10_000),
     "full": Scale(rounds=5, seconds=4, memories=100_000, tools=100_000),
 }
-
-
-class NotServed(Exception):
-    """An answer that no measurement may count."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -132,10 +119,11 @@ class Bench:
                 environ = {"GATEHOUSE_LOG_LEVEL": "INFO", "GATEHOUSE_URL": url, "GATEHOUSE_PROCESS": "web"}
                 argv = WEB.format(fd=listener.fileno()).split()
                 started = [self.start(f"web-{count}-{number}", *argv, **environ) for number in range(count)]
-            deadline = time.monotonic() + PATIENCE
-            while readiness(url)[0] != HTTPStatus.OK or not all(map(_is_at_rest, started)):
-                if not all(map(runs, started)) or time.monotonic() > deadline:
-                    raise NotServed(f"The web did not start:\n{last_lines(self.servers.data.log(f'web-{count}-0'))}")
+            until(
+                lambda: readiness(url)[0] == HTTPStatus.OK and all(map(_is_at_rest, started)),
+                lambda: last_lines(self.servers.data.log(f"web-{count}-0")),
+                seconds=PATIENCE,
+            )
             self._webs[count] = url, started
         return self._webs[count]
 
@@ -162,14 +150,14 @@ class Client:
         """The JSON that is answered; None for an answer without content.
 
         :param body: JSON, or its bytes.
-        :raises NotServed: if the answer is no success.
+        :raises ClientFailed: if the answer is no success: no measurement may count it.
         """
         content = body if body is None or isinstance(body, bytes) else json.dumps(body)
         self._connection.request(method, path, content, headers or self._headers)
         answer = self._connection.getresponse()
         text = answer.read()
         if answer.status >= HTTPStatus.MULTIPLE_CHOICES:
-            raise NotServed(f"{method} {path} was answered {answer.status} {text[:500]!r}")
+            raise ClientFailed(f"{method} {path} was answered {answer.status} {text[:500]!r}")
         return json.loads(text) if text else None
 
 
@@ -187,25 +175,11 @@ def _machine() -> dict[str, Any]:
         while time.perf_counter() - began < 1:
             connection.execute("select pg_logical_emit_message(true, 'bench', 'x')", prepare=True)
             done += 1
-        server = connection.info.parameter_status("server_version")
-    return {
-        "cores": os.cpu_count(),
-        "memory_gib": round(psutil.virtual_memory().total / 2**30),
-        "load_before": round(os.getloadavg()[0], 1),
-        "python": platform.python_version(),
-        "postgresql": server,
-        "commits_per_second": done,
-    }
-
-
-class HelloView(APIView):
-    """Answers whoever holds a token, and reads nothing of what was sent."""
-
-    def get(self, request: Request) -> Response:
-        return Response({"hello": "world"})
-
-    post = get
-
-
-urlpatterns = [path(HELLO.lstrip("/"), HelloView.as_view()), *urls.urlpatterns]
-handler400, handler404, handler500 = urls.handler400, urls.handler404, urls.handler500
+        return {
+            "cores": os.cpu_count(),
+            "memory_gib": round(psutil.virtual_memory().total / 2**30),
+            "load_before": round(os.getloadavg()[0], 1),
+            "python": platform.python_version(),
+            "postgresql": connection.info.parameter_status("server_version"),
+            "commits_per_second": done,
+        }

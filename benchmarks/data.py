@@ -72,7 +72,6 @@ class Question(BaseModel):
 class Conversations(BaseModel):
     """Conversations, and questions about them."""
 
-    model_config = ConfigDict(frozen=True)
     conversations: list[Conversation]
     questions: list[Question]
 

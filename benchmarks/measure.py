@@ -25,7 +25,7 @@ FORK: Final = multiprocessing.get_context("fork")
 
 
 class ClientFailed(Exception):
-    """A client ended with an exception; its traceback is the message."""
+    """A client ended with an exception, and its traceback is the message; or it got no answer that may count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,10 +188,6 @@ class Row:
     def judged(self, goal: str, *, met: bool) -> Self:
         """The same row, held to a goal."""
         return replace(self, goal=goal, met=met)
-
-    def at_least(self, times: float) -> Self:
-        """The same row, held to so many times its peer."""
-        return self.judged(f"{times:g} or more", met=self.ratio is not None and self.ratio >= times)
 
     def at_most(self, times: float) -> Self:
         """The same row, held to so many times its peer or less."""

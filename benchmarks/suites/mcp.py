@@ -12,9 +12,9 @@ import psutil
 import psycopg
 from django.conf import settings
 
-from benchmarks.bench import AGENTS, PATIENCE, SOURCE, Bench, Client
+from benchmarks.bench import AGENTS, PATIENCE, Bench, Client
 from benchmarks.measure import FORK, Operation, Row, Slice, apart, side_by_side
-from benchmarks.suites.inbox import key, posting
+from benchmarks.suites.inbox import posting, receipt
 from tests.mcp.raw import modern_message
 
 _STREAMS: Final = 500
@@ -25,11 +25,10 @@ _PAUSE: Final = 0.02
 
 def run(bench: Bench) -> Iterator[Row]:
     """Every case of the suite."""
-    posted = {"recipient_ai": "agent-1", "source_system": SOURCE, "summary": "What happened."}
     for tool, method, path, given in (
         ("whoami", "GET", "/api/v1/whoami", dict[str, Any]),
         ("list_tasks", "GET", "/api/v1/tasks", dict[str, Any]),
-        ("post_receipt", "POST", "/api/v1/receipts", lambda: {**posted, "dedupe_key": key()}),
+        ("post_receipt", "POST", "/api/v1/receipts", partial(receipt, "agent-1")),
     ):
         rest = bench.asking(method, path, given if method == "POST" else None)
         called = partial(_asking, bench, "tools/call", lambda t=tool, g=given: {"name": t, "arguments": g()})

@@ -16,8 +16,9 @@ from apps.memory.selectors import recall
 from apps.memory.shapes import RememberFact
 from apps.memory.states import ItemType
 from apps.principals.tenancy import Caller
-from benchmarks.bench import HELLO, Bench
+from benchmarks.bench import Bench
 from benchmarks.measure import Operation, Row, Work, apart, side_by_side, statements
+from benchmarks.urls import HELLO
 
 # How many times its peer each may take.
 _GOALS: Final = {200: 0, 1_000: 12, 10_000: 20, 100_000: 35}

@@ -82,8 +82,7 @@ class Shelf:
         self.history: History | None = None
 
     def learn(self, plans: Iterable[Example]) -> None:
-        known = {tool.name: tool.uid for tool in self.catalogue.tools}
-        past = list[Past]()
+        known, past = {tool.name: tool.uid for tool in self.catalogue.tools}, list[Past]()
         for one in plans:
             links = frozenset((known[a], known[b]) for a, b in one.links if {a, b} <= known.keys())
             tools = tuple(known[name] for name in one.nodes if name in known)
@@ -283,13 +282,10 @@ def _registering(agent: Caller, times: int) -> Slice:
         with agent.acting():
             registry.register(caller=agent, original=manifest)
         began = time.perf_counter()
-        while name not in _found(agent, name):
-            pass
+        found: list[str] = []
+        while name not in found:
+            with agent.acting():
+                found = [one.tool_name for one in search_tools(name, tenant_id=agent.tenant_id)]
         latencies.append(time.perf_counter() - began)
     # The first one waits until the process has its index.
     return Slice.of(latencies[1:])
-
-
-def _found(agent: Caller, query: str) -> list[str]:
-    with agent.acting():
-        return [one.tool_name for one in search_tools(query, tenant_id=agent.tenant_id)]

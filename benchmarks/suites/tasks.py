@@ -17,7 +17,7 @@ from apps.principals.tenancy import Caller
 from apps.tasks.lease_tokens import task_of
 from apps.tasks.models import FinishedTask, Run, Task, run_key
 from apps.tasks.services import queueing, running
-from apps.tasks.shapes import Completion, Delivery, LeasedTask, QueueTask, RegisterTaskType
+from apps.tasks.shapes import Completion, Delivery, QueueTask, RegisterTaskType
 from benchmarks import PYTHON_CLIENT, measure
 from benchmarks.bench import AGENTS, Bench, Client
 from benchmarks.measure import Measure, Operation, Row, Slice, Work
@@ -59,9 +59,9 @@ def run(bench: Bench) -> Iterator[Row]:
     measure.apart(partial(_make_lines, owner, bench.scale.clients))
     celery = CeleryPeer(bench)
     procrastinate = Procrastinate() if find_spec("procrastinate") else None
-    for row in chain(_in_process(bench, owner, celery, procrastinate), _over_http(bench, owner, celery)):
+    for row in chain(_over_http(bench, owner, celery), _in_process(bench, owner, celery, procrastinate)):
         floor = _FLOORS.get((row.case, row.peer_is, row.batch))
-        yield row if floor is None else row.at_least(floor)
+        yield row if floor is None else row.judged(f"{floor:g} or more", met=(row.ratio or 0) >= floor)
     yield _wake_ups(bench, owner)
     yield _abandoned(bench, owner)
 
@@ -207,22 +207,18 @@ def _from_stock(owner: Caller, *, batch: int, clients: int, seconds: float, time
 
 
 def _lease_and_complete(worker: Caller, name: str, batch: int) -> int:
+    """:raises DomainError: if one is refused: what was not done must not count."""
     with worker.acting():
         grants = running.lease(worker=worker, queues=[name], capacity=batch)
-    _complete(worker, grants)
-    return len(grants)
-
-
-def _complete(worker: Caller, held: Sequence[LeasedTask]) -> None:
-    """:raises DomainError: if one is refused: what was not done must not count."""
     completions = [
-        Completion(task_id=task_of(one.task_id), lease_token=one.lease_token, delivery=Delivery()) for one in held
+        Completion(task_id=task_of(one.task_id), lease_token=one.lease_token, delivery=Delivery()) for one in grants
     ]
     with worker.acting():
         answers = running.complete_many([(worker, one) for one in completions]).answers
     for answer in answers:
         if isinstance(answer, DomainError):
             raise answer
+    return len(grants)
 
 
 def _lives(url: str, tokens: Sequence[str], batch: int) -> Work:
