@@ -276,8 +276,7 @@ def known(caller: Caller, query: str, *, day: float, **given: Any) -> RecalledMe
 
 
 @pytest.mark.parametrize("query", ["builds", ""])
-def test_pattern_reads_as_of_before_as_its_revision_then(as_kee: Caller, tenant: Tenant, query: str) -> None:
-    lee = make_caller(tenant, "Lee")
+def test_pattern_reads_as_of_before_as_its_revision_then(as_kee: Caller, lee: Caller, query: str) -> None:
     revise(as_kee, "Fast.", now=T0 + 0 * DAY, confidence=0.9)
     with acting_as(lee):
         revise(lee, "Slow.", now=T0 + 2 * DAY, confidence=0.7)
@@ -295,8 +294,7 @@ def test_pattern_reads_as_of_before_as_its_revision_then(as_kee: Caller, tenant:
 
 
 @pytest.mark.parametrize("query", ["python", ""])
-def test_concept_reads_as_of_before_as_described_then(as_kee: Caller, tenant: Tenant, query: str) -> None:
-    lee = make_caller(tenant, "Lee")
+def test_concept_reads_as_of_before_as_described_then(as_kee: Caller, lee: Caller, query: str) -> None:
     concept(as_kee, day=0)
     concept(as_kee, day=1, concept_type="language", description="A snake.", metadata={"v": 1})
     with acting_as(lee):
@@ -477,8 +475,7 @@ def test_places_are_in_the_order_of_beginnings(as_kee: Caller) -> None:
     assert [text.split()[1] for text in by_place] == list("1234567")
 
 
-def test_messages_at_once_each_have_a_place(transactional_db: None) -> None:
-    kee = make_caller(make_tenant("acme"))
+def test_messages_at_once_each_have_a_place(transactional_db: None, kee: Caller) -> None:
 
     def speak(number: int) -> Callable[[], Any]:
         return acting(kee, lambda: say(kee, "c", f"walrus {number}"))
@@ -490,8 +487,7 @@ def test_messages_at_once_each_have_a_place(transactional_db: None) -> None:
 
 
 @pytest.mark.parametrize("is_undone", [True, False])
-def test_message_waits_for_who_begins_the_conversation(transactional_db: None, is_undone: bool) -> None:
-    kee = make_caller(make_tenant("acme"))
+def test_message_waits_for_who_begins_the_conversation(transactional_db: None, is_undone: bool, kee: Caller) -> None:
     with acting_as(kee):
         say(kee, "c", "The one.")
         other = Other(acting(kee, lambda: say(kee, "c", "The other.")))
