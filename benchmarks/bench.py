@@ -1,17 +1,11 @@
-"""What a suite is handed: how much to do, who acts, the processes of the product, and clients of its HTTP.
-
-It is also the URLconf of the web process that is measured: the product's routes and `hello`, the least that a view
-behind the product's authentication can do.
-"""
+"""What a suite is handed: how much to do, who acts, the processes of the product, and clients of its HTTP."""
 
 import http.client
 import json
 import os
 import platform
-import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
@@ -22,26 +16,18 @@ from urllib.parse import urlsplit
 import psutil
 import psycopg
 from django.conf import settings
-from django.urls import path
-from django.utils import timezone
-from rest_framework.request import Request
-from rest_framework.response import Response
-from rest_framework.views import APIView
 
-from apps.principals import services
-from apps.principals.models import Principal
-from apps.principals.scopes import FORBIDDEN, Kind, Scope
-from apps.principals.tenancy import Caller, acting_as_system, on_behalf_of
-from benchmarks.measure import Measure, Operation, Row, Work, drive
-from config import urls
-from config.stack.folders import DataFolder
-from config.stack.processes import end_all, exit_code, last_lines, launch
-from config.stack.supervisor import CELERY_WORKERS, WEB, listen, readiness
+from apps.principals.scopes import Kind
+from apps.principals.tenancy import Caller
+from benchmarks.measure import ClientFailed, Measure, Operation, Row, Work, drive
+from config.stack.processes import last_lines
+from config.stack.supervisor import CELERY_WORKERS, WEB, Supervisor, listen, readiness
+from tests.factories import make_caller, make_tenant, make_token
+from tests.waiters import until
 
 SOURCE: Final = "bench"
 AGENTS: Final = 64
 PATIENCE: Final = 60.0
-HELLO: Final = "/api/v1/hello"
 _AT_REST: Final = 0.05
 
 
@@ -64,52 +50,34 @@ SCALES: Final = {
 }
 
 
-class NotServed(Exception):
-    """An answer that no measurement may count."""
-
-
 @dataclass(slots=True, kw_only=True)
 class Bench:
     """The run that a suite is a part of. One tenant, a service that posts, and agents that read."""
 
+    servers: Supervisor
     scale: Scale
-    data: DataFolder
     file: Path | None
     poster: Caller
     agents: list[Caller]
     tokens: list[str]
     """The agents' tokens: each may do everything that an agent may, and post as the source."""
     machine: dict[str, Any]
-    _stack: ExitStack = field(default_factory=ExitStack)
     _webs: dict[int, tuple[str, list[psutil.Process]]] = field(default_factory=dict)
-    _celery: bool = False
 
     @classmethod
-    def begin(cls, scale: Scale, *, data: Path, file: Path | None) -> "Bench":
+    def begin(cls, servers: Supervisor, scale: Scale, file: Path | None) -> "Bench":
         """Begin on a migrated database that nobody else uses."""
-        (data / "log").mkdir(parents=True, exist_ok=True)
-        now = timezone.now()
-        with acting_as_system("measuring"):
-            tenant = services.create_tenant(slug="bench", name="Bench", now=now)
-
-            def add(name: str, kind: Kind) -> Principal:
-                return services.add_principal(tenant_id=tenant.pk, name=name, kind=kind, now=now)
-
-            agents = [add(f"agent-{number}", Kind.AI) for number in range(AGENTS)]
-            scopes = frozenset(Scope) - {Scope.ADMIN} - FORBIDDEN[Kind.AI]
-            tokens = [
-                services.issue_token(principal=agent, scopes=scopes, source_systems=[SOURCE], now=now).secret.text
-                for agent in agents
-            ]
-            return cls(
-                scale=scale,
-                data=DataFolder(data),
-                file=file,
-                poster=on_behalf_of(add("poster", Kind.SERVICE)),
-                agents=[on_behalf_of(agent) for agent in agents],
-                tokens=tokens,
-                machine=_machine(),
-            )
+        tenant = make_tenant("bench")
+        agents = [make_caller(tenant, f"agent-{number}") for number in range(AGENTS)]
+        return cls(
+            servers=servers,
+            scale=scale,
+            file=file,
+            poster=make_caller(tenant, "poster", Kind.SERVICE),
+            agents=agents,
+            tokens=[make_token(tenant, agent.name, source_systems=[SOURCE]) for agent in agents],
+            machine=_machine(),
+        )
 
     def driving(self, work: Work, clients: int = 1) -> Measure:
         """Clients that work as fast as they can, for one turn."""
@@ -145,35 +113,30 @@ class Bench:
     def webs(self, count: int) -> tuple[str, list[psutil.Process]]:
         """Where so many web processes answer together, and they."""
         if count not in self._webs:
-            listener = self._stack.enter_context(listen(None, None))
-            url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-            # Every process of the product logs as it does everywhere.
-            environ = {"GATEHOUSE_LOG_LEVEL": "INFO", "GATEHOUSE_URL": url, "GATEHOUSE_PROCESS": "web"}
-            argv = WEB.format(fd=listener.fileno()).split()
-            started = [self.python("web", *argv, **environ) for _ in range(count)]
-            deadline = time.monotonic() + PATIENCE
-            while readiness(url)[0] != HTTPStatus.OK or not all(map(_is_at_rest, started)):
-                if any(exit_code(child) is not None for child in started) or time.monotonic() > deadline:
-                    raise NotServed(f"The web did not start:\n{last_lines(self.data.log('web'))}")
+            with listen(None, None) as listener:
+                url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+                # Every process of the product logs as it does everywhere.
+                environ = {"GATEHOUSE_LOG_LEVEL": "INFO", "GATEHOUSE_URL": url, "GATEHOUSE_PROCESS": "web"}
+                argv = WEB.format(fd=listener.fileno()).split()
+                started = [self.start(f"web-{count}-{number}", *argv, **environ) for number in range(count)]
+            until(
+                lambda: readiness(url)[0] == HTTPStatus.OK and all(map(_is_at_rest, started)),
+                lambda: last_lines(self.servers.data.log(f"web-{count}-0")),
+                seconds=PATIENCE,
+            )
             self._webs[count] = url, started
         return self._webs[count]
 
     def celery(self) -> None:
         """Start the Celery workers of the product, once: they sweep, flush and execute."""
-        if not self._celery:
-            for name, line in CELERY_WORKERS.items():
-                self.python(name, *line.split(), GATEHOUSE_PROCESS="worker")
-            self._celery = True
+        for name, line in CELERY_WORKERS.items():
+            if name not in self.servers.kept:
+                self.start(name, *line.split(), GATEHOUSE_PROCESS="worker")
 
-    def python(self, name: str, *argv: str, **environ: str) -> psutil.Process:
+    def start(self, name: str, *argv: str, **environ: str) -> psutil.Process:
         """Start another Python program that ends with the run."""
-        child = launch(sys.executable, *argv, env=os.environ | environ, log=self.data.log(name))
-        self._stack.callback(end_all, [child])
-        return child
-
-    def end(self) -> None:
-        """End all programs."""
-        self._stack.close()
+        self.servers.add(name, *argv, **environ)
+        return self.servers.kept[name].child
 
 
 class Client:
@@ -183,20 +146,18 @@ class Client:
         self._connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=PATIENCE)
         self._headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
 
-    def ask(
-        self, method: str, path: str, body: Mapping[str, Any] | None = None, more: Mapping[str, str] | None = None
-    ) -> Any:
+    def ask(self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Any:
         """The JSON that is answered; None for an answer without content.
 
-        :raises NotServed: if the answer is no success.
+        :param body: JSON, or its bytes.
+        :raises ClientFailed: if the answer is no success: no measurement may count it.
         """
-        self._connection.request(
-            method, path, None if body is None else json.dumps(body), self._headers | dict(more or {})
-        )
+        content = body if body is None or isinstance(body, bytes) else json.dumps(body)
+        self._connection.request(method, path, content, headers or self._headers)
         answer = self._connection.getresponse()
         text = answer.read()
         if answer.status >= HTTPStatus.MULTIPLE_CHOICES:
-            raise NotServed(f"{method} {path} was answered {answer.status} {text[:500]!r}")
+            raise ClientFailed(f"{method} {path} was answered {answer.status} {text[:500]!r}")
         return json.loads(text) if text else None
 
 
@@ -214,25 +175,11 @@ def _machine() -> dict[str, Any]:
         while time.perf_counter() - began < 1:
             connection.execute("select pg_logical_emit_message(true, 'bench', 'x')", prepare=True)
             done += 1
-        server = connection.info.parameter_status("server_version")
-    return {
-        "cores": os.cpu_count(),
-        "memory_gib": round(psutil.virtual_memory().total / 2**30),
-        "load_before": round(os.getloadavg()[0], 1),
-        "python": platform.python_version(),
-        "postgresql": server,
-        "commits_per_second": done,
-    }
-
-
-class HelloView(APIView):
-    """Answers whoever holds a token, and reads nothing of what was sent."""
-
-    def get(self, request: Request) -> Response:
-        return Response({"hello": "world"})
-
-    post = get
-
-
-urlpatterns = [path(HELLO.lstrip("/"), HelloView.as_view()), *urls.urlpatterns]
-handler400, handler404, handler500 = urls.handler400, urls.handler404, urls.handler500
+        return {
+            "cores": os.cpu_count(),
+            "memory_gib": round(psutil.virtual_memory().total / 2**30),
+            "load_before": round(os.getloadavg()[0], 1),
+            "python": platform.python_version(),
+            "postgresql": connection.info.parameter_status("server_version"),
+            "commits_per_second": done,
+        }

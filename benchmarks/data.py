@@ -4,34 +4,26 @@ from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
 
+_PLANNER: Final = "docs/planner.md"
 # Forms of dates beside ISO 8601.
 _DATES: Final = ("%Y/%m/%d", "%Y/%m/%d (%a) %H:%M", "%d %B %Y", "%d %B, %Y", "%B %d, %Y", "%I:%M %p on %d %B, %Y")
-_Model = TypeVar("_Model", bound=BaseModel)
 
 
-class BadData(Exception):
+class BadData(SystemExit):
     """A file is not of the form that the docs describe; the message says where."""
 
 
-def _read(shape: type[_Model], text: str, place: object, docs: str) -> _Model:
-    """:raises BadData: with the place, if the text is not of this shape."""
-    form = f"{place} is not of the form in {docs}"
+def _read(shape: Any, text: bytes, place: object, docs: str) -> Any:
+    """:raises BadData: with the place, if the text is not JSON of this shape."""
     try:
         return TypeAdapter(shape).validate_json(text)
     except ValidationError as fault:
-        first = fault.errors()[0]
+        first, form = fault.errors()[0], f"{place} is not of the form in {docs}"
         raise BadData(": ".join(filter(None, (form, ".".join(map(str, first["loc"])), first["msg"])))) from fault
-
-
-def _text(path: Path, docs: str) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as fault:
-        raise BadData(f"{path} is not of the form in {docs}: {fault}") from fault
 
 
 # Recall
@@ -80,7 +72,6 @@ class Question(BaseModel):
 class Conversations(BaseModel):
     """Conversations, and questions about them."""
 
-    model_config = ConfigDict(frozen=True)
     conversations: list[Conversation]
     questions: list[Question]
 
@@ -90,8 +81,7 @@ def read_conversations(path: Path) -> Conversations:
 
     :raises BadData: if it is not of the form.
     """
-    docs = "docs/benchmarks.md"
-    return _read(Conversations, _text(path, docs), path, docs)
+    return _read(Conversations, path.read_bytes(), path, "docs/benchmarks.md")
 
 
 # Planning
@@ -125,10 +115,6 @@ class _Tool(BaseModel):
         }
 
 
-class _Tools(BaseModel):
-    tools: list[_Tool] = Field(min_length=1)
-
-
 class Data(BaseModel):
     """What planning is judged on."""
 
@@ -140,22 +126,20 @@ class Data(BaseModel):
 def read_planning(folder: Path) -> Data:
     """Read a folder for planning: `tools.json`, `test.jsonl` and, if there is one, `history.jsonl`.
 
-    :raises BadData: if a file is missing or not of its form.
+    :raises BadData: if a file is not of its form.
     """
-    docs = "docs/planner.md"
-    path = folder / "tools.json"
-    tools = _read(_Tools, f'{{"tools": {_text(path, docs)}}}', path, docs).tools
-    past = folder / "history.jsonl"
+    path, past = folder / "tools.json", folder / "history.jsonl"
+    tools = _read(Annotated[list[_Tool], Field(min_length=1)], path.read_bytes(), path, _PLANNER)
     return Data(
         tools=tuple(tool.described() for tool in tools),
-        history=_examples(past, docs) if past.exists() else (),
-        test=_examples(folder / "test.jsonl", docs),
+        history=_examples(past) if past.exists() else (),
+        test=_examples(folder / "test.jsonl"),
     )
 
 
-def _examples(path: Path, docs: str) -> tuple[Example, ...]:
-    lines = enumerate(_text(path, docs).splitlines(), start=1)
-    return tuple(_read(Example, line, f"{path}, line {number}", docs) for number, line in lines if line.strip())
+def _examples(path: Path) -> tuple[Example, ...]:
+    lines = enumerate(path.read_bytes().splitlines(), start=1)
+    return tuple(_read(Example, line, f"{path}, line {number}", _PLANNER) for number, line in lines if line.strip())
 
 
 def _of_types(types: Sequence[str], *, required: bool) -> dict[str, Any]:

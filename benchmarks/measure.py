@@ -4,9 +4,9 @@ import gc
 import multiprocessing
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.connection import Connection
 from statistics import median, quantiles
 from typing import Any, Final, Self
@@ -21,11 +21,11 @@ Work = Callable[[int], Operation]
 
 _WARM_UPS: Final = 3
 _PATIENCE: Final = 120.0
-_FORK: Final = multiprocessing.get_context("fork")
+FORK: Final = multiprocessing.get_context("fork")
 
 
 class ClientFailed(Exception):
-    """A client ended with an exception; its traceback is the message."""
+    """A client ended with an exception, and its traceback is the message; or it got no answer that may count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,30 +48,9 @@ class Slice:
 Measure = Callable[[], Slice]
 
 
-class Countdown:
-    """How many of the clients that run side by side have not finished. Make it before they start."""
-
-    def __init__(self, clients: int) -> None:
-        self._left = _FORK.Value("i", clients)
-
-    @property
-    def over(self) -> bool:
-        """Whether all of them have finished."""
-        return bool(self._left.value <= 0)
-
-    @contextmanager
-    def one(self) -> Iterator[None]:
-        """One of them at work, until the block ends."""
-        try:
-            yield
-        finally:
-            with self._left:
-                self._left.value -= 1
-
-
 def drive(work: Work, *, clients: int = 1, seconds: float | None = None, times: int | None = None) -> Slice:
     """Let clients work side by side, each as fast as it can, for some seconds or a number of times each."""
-    barrier = _FORK.Barrier(clients)
+    barrier = FORK.Barrier(clients)
 
     def live(number: int) -> Slice:
         operation = work(number)
@@ -87,7 +66,7 @@ def drive(work: Work, *, clients: int = 1, seconds: float | None = None, times: 
             before = now
         return Slice(units=units, seconds=before - began, latencies=latencies, began=began)
 
-    done = _in_processes(live, clients)
+    done = side_by_side(*[partial(live, number) for number in range(clients)])
     return Slice(
         units=sum(one.units for one in done),
         seconds=max(one.seconds for one in done),
@@ -98,12 +77,40 @@ def drive(work: Work, *, clients: int = 1, seconds: float | None = None, times: 
 
 def apart(question: Callable[[], Any]) -> Any:
     """Answer a question in a process of its own, so that this one keeps neither connections nor threads."""
-    return _in_processes(lambda _: question(), 1)[0]
+    return side_by_side(question)[0]
 
 
-def side_by_side(lives: Sequence[Callable[[], Any]]) -> Sequence[Any]:
-    """Several at once, each in a process of its own; what each returns."""
-    return _in_processes(lambda number: lives[number](), len(lives))
+def side_by_side(*lives: Callable[[], Any], watch: Callable[[Any], Any] | None = None) -> Sequence[Any]:
+    """Several at once, each in a process of its own; what each returns.
+
+    :param watch: one more, which is handed an event that is set when all others have ended. Its answer is the first.
+    :raises ClientFailed: if one of them raises something.
+    """
+    # Two processes must not share a connection.
+    connections.close_all()
+    # A garbage collection in a client would copy every object of this process.
+    gc.freeze()
+    over = FORK.Event()
+    watching = [partial(watch, over)] if watch else []
+    running = [_start(life) for life in (*lives, *watching)]
+    try:
+        told = [_heard(receiver) for _, receiver in running[: len(lives)]]
+        over.set()
+        return [_heard(receiver) for _, receiver in running[len(lives) :]] + told
+    finally:
+        for process, _ in running:
+            process.join(timeout=5)
+            process.kill()
+            process.join()
+        gc.unfreeze()
+
+
+def _start(life: Callable[[], Any]) -> tuple[Any, Connection]:
+    receiver, sender = FORK.Pipe(duplex=False)
+    process = FORK.Process(target=_answer, args=(life, sender), daemon=True)
+    process.start()
+    sender.close()
+    return process, receiver
 
 
 def statements(work: Work) -> int:
@@ -117,37 +124,12 @@ def statements(work: Work) -> int:
             operation()
         return len(captured)
 
-    counted: int = apart(count)
-    return counted
+    return apart(count)
 
 
-def _in_processes(live: Callable[[int], Any], count: int) -> Sequence[Any]:
-    # Two processes must not share a connection.
-    connections.close_all()
-    # A garbage collection in a client would copy every object of this process.
-    gc.freeze()
-    ends = [_FORK.Pipe(duplex=False) for _ in range(count)]
-    processes = [
-        _FORK.Process(target=_answer, args=(live, number, sender), daemon=True)
-        for number, (_, sender) in enumerate(ends)
-    ]
-    for process in processes:
-        process.start()
-    for _, sender in ends:
-        sender.close()
+def _answer(life: Callable[[], Any], sender: Connection) -> None:
     try:
-        return [_heard(receiver) for receiver, _ in ends]
-    finally:
-        for process in processes:
-            process.join(timeout=5)
-            process.kill()
-            process.join()
-        gc.unfreeze()
-
-
-def _answer(live: Callable[[int], Any], number: int, sender: Connection) -> None:
-    try:
-        outcome = live(number)
+        outcome = life()
     except Exception:  # noqa: BLE001  # the parent raises it
         sender.send((False, traceback.format_exc()))
     else:
@@ -206,10 +188,6 @@ class Row:
     def judged(self, goal: str, *, met: bool) -> Self:
         """The same row, held to a goal."""
         return replace(self, goal=goal, met=met)
-
-    def at_least(self, times: float) -> Self:
-        """The same row, held to so many times its peer."""
-        return self.judged(f"{times:g} or more", met=self.ratio is not None and self.ratio >= times)
 
     def at_most(self, times: float) -> Self:
         """The same row, held to so many times its peer or less."""

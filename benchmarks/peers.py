@@ -49,7 +49,7 @@ class CeleryPeer:
     def __init__(self, bench: "Bench") -> None:
         app.conf.broker_url = settings.CELERY_BROKER_URL
         self.messages = max(bench.scale.clients, round(400 * bench.scale.seconds))
-        bench.python(
+        bench.start(
             "peer",
             *("-m", "celery", "-A", "benchmarks.peers", "worker", "--loglevel", "error"),
             *("--concurrency", str(bench.machine["cores"])),
@@ -123,7 +123,8 @@ class Procrastinate:
         with psycopg.connect(settings.DATABASE_URL_OWNER, autocommit=True) as connection:
             connection.execute("set role none")
             connection.execute("create schema if not exists procrastinate")
-        asyncio.run(_make_tables())
+            connection.execute("set search_path to procrastinate")
+            connection.execute(_procrastinate().schema_manager.get_schema())
 
     def whole(self, *, batch: int, clients: int, seconds: float) -> Slice:
         """Each client defers a batch of jobs, fetches them one by one, as its workers do, and finishes each."""
@@ -139,22 +140,21 @@ def _cycles(queues: str, units: int, *, deferred: int = 0, filled: int = 0, fini
     """In each cycle a client defers jobs into its queue, or fills it, and finishes some."""
 
     def work(number: int) -> Operation:
-        from procrastinate.jobs import Status  # noqa: PLC0415  # an extra
-        from procrastinate.manager import JobManager  # noqa: PLC0415  # an extra
+        from procrastinate.jobs import Job, Status  # noqa: PLC0415  # an extra
 
-        loop, connector, queue = asyncio.new_event_loop(), _connector(), f"{queues}-{number}"
-        loop.run_until_complete(connector.open_async())
-        manager = JobManager(connector)
+        loop, manager, queue = asyncio.new_event_loop(), _procrastinate().job_manager, f"{queues}-{number}"
+        loop.run_until_complete(manager.connector.open_async())
         worker = loop.run_until_complete(manager.register_worker())
+        names = dict.fromkeys(("id", "lock", "queueing_lock"))
+        job = Job(queue=queue, task_name="echo", task_kwargs={"n": 1}, priority=0, **names)
 
         async def cycle() -> None:
-            await _defer(manager, queue, deferred)
-            if filled:
-                left = await connector.execute_query_one_async(_LEFT, queue=queue)
-                await _defer(manager, queue, filled - left["jobs"])
+            left = await manager.connector.execute_query_one_async(_LEFT, queue=queue) if filled else {"jobs": 0}
+            if drafts := [job] * (deferred + filled - left["jobs"]):
+                await manager.batch_defer_jobs_async(drafts)
             for _ in range(finished):
-                job = await manager.fetch_job(queues=[queue], worker_id=worker)
-                await manager.finish_job(job, status=Status.SUCCEEDED, delete_job=False)
+                fetched = await manager.fetch_job(queues=[queue], worker_id=worker)
+                await manager.finish_job(fetched, status=Status.SUCCEEDED, delete_job=False)
 
         def once() -> int:
             loop.run_until_complete(cycle())
@@ -165,26 +165,8 @@ def _cycles(queues: str, units: int, *, deferred: int = 0, filled: int = 0, fini
     return work
 
 
-async def _defer(manager: Any, queue: str, number: int) -> None:
-    from procrastinate.jobs import Job  # noqa: PLC0415  # an extra
+def _procrastinate() -> Any:
+    from procrastinate import App, PsycopgConnector  # noqa: PLC0415  # an extra
 
-    names: dict[str, Any] = {"id": None, "lock": None, "queueing_lock": None, "priority": 0}
-    drafts = [Job(queue=queue, task_name="echo", task_kwargs={"n": 1}, **names) for _ in range(number)]
-    if number == 1:
-        await manager.defer_job_async(drafts[0])
-    elif drafts:
-        await manager.batch_defer_jobs_async(drafts)
-
-
-def _connector() -> Any:
-    from procrastinate import PsycopgConnector  # noqa: PLC0415  # an extra
-
-    return PsycopgConnector(conninfo=settings.DATABASE_URL_OWNER, min_size=1, max_size=1, kwargs={"options": _OPTIONS})
-
-
-async def _make_tables() -> None:
-    from procrastinate import App  # noqa: PLC0415  # an extra
-
-    app = App(connector=_connector())
-    async with app.open_async():
-        await app.schema_manager.apply_schema_async()
+    options = {"options": _OPTIONS}
+    return App(connector=PsycopgConnector(conninfo=settings.DATABASE_URL_OWNER, min_size=1, max_size=1, kwargs=options))

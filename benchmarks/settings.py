@@ -2,4 +2,4 @@
 
 from config.settings import *
 
-ROOT_URLCONF = "benchmarks.bench"
+ROOT_URLCONF = "benchmarks.urls"

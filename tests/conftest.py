@@ -74,6 +74,24 @@ def kee(tenant: Tenant) -> Caller:
 
 
 @pytest.fixture
+def hexy(tenant: Tenant) -> Caller:
+    """Another such agent."""
+    return make_caller(tenant, "Hexy")
+
+
+@pytest.fixture
+def lee(tenant: Tenant) -> Caller:
+    """A third one."""
+    return make_caller(tenant, "Lee")
+
+
+@pytest.fixture
+def coder(tenant: Tenant) -> Caller:
+    """A DeleGate below the tenant's root."""
+    return make_caller(tenant, "coder", Kind.DELEGATE)
+
+
+@pytest.fixture
 def as_kee(kee: Caller) -> Iterator[Caller]:
     """The agent Kee, with its transaction open for the whole test."""
     with acting_as(kee):

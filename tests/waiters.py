@@ -36,18 +36,12 @@ async def until_heard(topic: str) -> None:
 
 def until_somebody_waits_for_this_transaction(waiting: int = 1) -> None:
     """Until so many wait for a lock that this transaction holds."""
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        with connection.cursor() as cursor:
-            cursor.execute(
-                "select count(distinct pid) from pg_locks"
-                " where not granted and pg_backend_pid() = any(pg_blocking_pids(pid))"
-            )
-            if cursor.fetchone()[0] >= waiting:
-                return
-    raise AssertionError("nobody waits")
+    until(lambda: (_row(_WAITING) or (0,))[0] >= waiting, "nobody waits", seconds=20)
 
 
+_WAITING: Final = """
+select count(distinct pid) from pg_locks where not granted and pg_backend_pid() = any(pg_blocking_pids(pid))
+"""
 _BUSY: Final = """
 select a.application_name, a.state, a.query from pg_locks l join pg_stat_activity a using (pid)
 where l.locktype = 'virtualxid' and a.datname = current_database() and a.pid <> pg_backend_pid()
@@ -57,13 +51,14 @@ and a.backend_type = 'client backend'
 
 def until_nobody_else_is_in_a_transaction() -> None:
     """Until no other client of this database is at anything."""
-    deadline, busy = time.monotonic() + 20, None
-    while time.monotonic() < deadline:
-        with connection.cursor() as cursor:
-            cursor.execute(_BUSY)
-            if (busy := cursor.fetchone()) is None:
-                return
-    raise AssertionError(f"somebody else is in a transaction: {busy}")
+    until(lambda: _row(_BUSY) is None, lambda: f"somebody else is in a transaction: {_row(_BUSY)}", seconds=20)
+
+
+def _row(query: str) -> tuple[Any, ...] | None:
+    with connection.cursor() as cursor:
+        cursor.execute(query)
+        found: tuple[Any, ...] | None = cursor.fetchone()
+        return found
 
 
 class Other(threading.Thread):
@@ -116,6 +111,16 @@ def held(caller: Caller, lock: Callable[[], Any]) -> Iterator[threading.Event]:
     finally:
         let_go.set()
         assert other.ends() is None
+
+
+def run(story: Callable[[], Awaitable[Any]], *, within: float = 60) -> Any:
+    """What a coroutine returns, in a loop of its own."""
+
+    async def bounded() -> Any:
+        with anyio.fail_after(within):
+            return await story()
+
+    return anyio.run(bounded)
 
 
 def at_once(*acts: Callable[[], Any]) -> list[Any]:

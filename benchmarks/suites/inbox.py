@@ -19,8 +19,9 @@ from apps.digests.services import Posted
 from apps.principals.tenancy import Caller
 from apps.receipts.services import Group, Poster, ReceiptDraft
 from benchmarks import measure
-from benchmarks.bench import HELLO, SOURCE, Bench
-from benchmarks.measure import Countdown, Operation, Row, Slice, Work
+from benchmarks.bench import SOURCE, Bench, Client
+from benchmarks.measure import Operation, Row, Slice, Work
+from benchmarks.urls import HELLO
 
 _SUMMARY: Final = "What happened. " * 8
 _BATCHES: Final = (10, 50, 500)
@@ -65,14 +66,9 @@ def _reads(bench: Bench) -> Iterator[Row]:
 
 
 def _over_http(bench: Bench) -> Iterator[Row]:
-    agents = [agent.name for agent in bench.agents[-_INBOXES:]]
-
-    def receipt() -> dict[str, Any]:
-        names = {"recipient_ai": secrets.choice(agents), "source_system": SOURCE, "dedupe_key": key()}
-        return {**names, "title": "A receipt", "summary": _SUMMARY, "metadata": {"n": 1}}
-
+    given = partial(receipt, *[agent.name for agent in bench.agents[-_INBOXES:]], metadata={"n": 1})
     about: dict[str, Any] = {"unit": "requests/s", "clients": bench.scale.clients}
-    post, hello = bench.asking("POST", "/api/v1/receipts", receipt), bench.asking("POST", HELLO, receipt)
+    post, hello = bench.asking("POST", "/api/v1/receipts", given), bench.asking("POST", HELLO, given)
     yield bench.row("post over HTTP", post, hello, "hello view", **about)
     read, hello = bench.asking("GET", "/api/v1/inbox?limit=10"), bench.asking("GET", HELLO)
     yield bench.row("read over HTTP", read, hello, "hello view", **about)
@@ -82,23 +78,13 @@ def _visible(bench: Bench) -> Row:
     """From the commit of a buffered receipt to the read that shows it, while writers keep its inbox busy."""
     scale, reader = bench.scale, bench.agents[0]
     bench.celery()
-
-    def set_window() -> None:
-        names = {"tenant_id": reader.tenant_id, "principal_id": reader.principal_id}
-        with reader.acting():
-            services.set_policy(
-                **names, changes={"window_ms": _WINDOW // timedelta(milliseconds=1)}, now=timezone.now()
-            )
-
-    measure.apart(set_window)
+    policy = {"window_ms": _WINDOW // timedelta(milliseconds=1)}
+    Client(bench.web(), bench.tokens[0]).ask("PUT", "/api/v1/inbox/policy", policy)
     # The Celery workers have started once they have published something.
-    first = Countdown(1)
-    measure.side_by_side([partial(_seen, reader, first), partial(_writing, bench.poster, reader, 0.0, first)])
+    measure.side_by_side(partial(_writing, bench.poster, reader, 0.0), watch=partial(_seen, reader))
     until = time.monotonic() + 2 * _WINDOW.total_seconds() + scale.seconds * scale.rounds
-    writing = Countdown(scale.clients)
-    seen, *written = measure.side_by_side(
-        [partial(_seen, reader, writing), *[partial(_writing, bench.poster, reader, until, writing)] * scale.clients]
-    )
+    writing = partial(_writing, bench.poster, reader, until)
+    seen, *written = measure.side_by_side(*[writing] * scale.clients, watch=partial(_seen, reader))
     committed = {receipt: at for one in written for receipt, at in one.items()}
     if lost := committed.keys() - seen.keys():
         raise measure.ClientFailed(f"{len(lost)} receipts were posted and never shown.")
@@ -108,22 +94,21 @@ def _visible(bench: Bench) -> Row:
     return row.judged(f"p99 under {limit:,.0f} ms", met=row.p99 is not None and row.p99 < limit)
 
 
-def _writing(poster: Caller, reader: Caller, until: float, writing: Countdown) -> dict[str, float]:
+def _writing(poster: Caller, reader: Caller, until: float) -> dict[str, float]:
     """When each receipt was committed."""
     post, committed = _posts_to(poster, [reader], things=_THINGS), dict[str, float]()
-    with writing.one():
-        while not committed or time.monotonic() < until:
-            committed[post(1)[0].receipt_id] = time.monotonic()
+    while not committed or time.monotonic() < until:
+        committed[post(1)[0].receipt_id] = time.monotonic()
     return committed
 
 
-def _seen(reader: Caller, writing: Countdown) -> dict[str, float]:
+def _seen(reader: Caller, over: Any) -> dict[str, float]:
     """When each receipt was first shown. It ends when nobody writes and nothing waits, or nothing comes for long."""
     seen: dict[str, float] = {}
     patient_until = time.monotonic() + 60
     while True:
         # Asked before the read: what was committed until then is in it.
-        ending = writing.over
+        ending = over.is_set()
         with reader.acting():
             page = read_inbox(reader.principal_id, limit=500)
         for entry in page.entries:
@@ -172,7 +157,7 @@ def _posts_to(poster: Caller, among: list[Caller], *, things: int) -> Callable[[
                 recipient_id=next(recipients).principal_id,
                 source_system=SOURCE,
                 event_type="message",
-                dedupe_key=key(),
+                dedupe_key=_key(),
                 title="A receipt",
                 summary=_SUMMARY,
                 metadata={"n": 1},
@@ -187,7 +172,13 @@ def _posts_to(poster: Caller, among: list[Caller], *, things: int) -> Callable[[
     return post
 
 
-def key() -> str:
+def receipt(*recipients: str, **more: Any) -> dict[str, Any]:
+    """A receipt to one of these, as it is posted over HTTP."""
+    names = {"recipient_ai": secrets.choice(recipients), "source_system": SOURCE, "dedupe_key": _key()}
+    return {**names, "title": "A receipt", "summary": _SUMMARY, **more}
+
+
+def _key() -> str:
     return f"{SOURCE}:message:{secrets.token_hex(8)}:v1"
 
 

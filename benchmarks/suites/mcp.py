@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
@@ -11,12 +11,11 @@ import httpx2
 import psutil
 import psycopg
 from django.conf import settings
-from mcp_types import CLIENT_CAPABILITIES_META_KEY, PROTOCOL_VERSION_META_KEY
-from mcp_types.version import LATEST_MODERN_VERSION
 
-from benchmarks.bench import AGENTS, PATIENCE, SOURCE, Bench, Client
-from benchmarks.measure import Countdown, Operation, Row, Slice, apart, side_by_side
-from benchmarks.suites.inbox import key, posting
+from benchmarks.bench import AGENTS, PATIENCE, Bench, Client
+from benchmarks.measure import FORK, Operation, Row, Slice, apart, side_by_side
+from benchmarks.suites.inbox import posting, receipt
+from tests.mcp.raw import modern_message
 
 _STREAMS: Final = 500
 _ACKNOWLEDGED: Final = "notifications/subscriptions/acknowledged"
@@ -26,11 +25,10 @@ _PAUSE: Final = 0.02
 
 def run(bench: Bench) -> Iterator[Row]:
     """Every case of the suite."""
-    posted = {"recipient_ai": "agent-1", "source_system": SOURCE, "summary": "What happened."}
     for tool, method, path, given in (
         ("whoami", "GET", "/api/v1/whoami", dict[str, Any]),
         ("list_tasks", "GET", "/api/v1/tasks", dict[str, Any]),
-        ("post_receipt", "POST", "/api/v1/receipts", lambda: {**posted, "dedupe_key": key()}),
+        ("post_receipt", "POST", "/api/v1/receipts", partial(receipt, "agent-1")),
     ):
         rest = bench.asking(method, path, given if method == "POST" else None)
         called = partial(_asking, bench, "tools/call", lambda t=tool, g=given: {"name": t, "arguments": g()})
@@ -45,7 +43,7 @@ def _asking(bench: Bench, method: str, params: Any, _number: int) -> Operation:
     client = Client(bench.web(), bench.tokens[0])
 
     def ask() -> None:
-        message, headers = _message(method, params())
+        message, headers = modern_message(method, params(), bench.tokens[0])
         answer = client.ask("POST", "/mcp", message, headers)["result"]
         if answer.get("isError"):
             raise ValueError(answer)
@@ -53,24 +51,13 @@ def _asking(bench: Bench, method: str, params: Any, _number: int) -> Operation:
     return ask
 
 
-def _message(method: str, params: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    meta = {PROTOCOL_VERSION_META_KEY: LATEST_MODERN_VERSION, CLIENT_CAPABILITIES_META_KEY: {}}
-    headers = {"MCP-Protocol-Version": LATEST_MODERN_VERSION, "Mcp-Method": method}
-    if "name" in params:
-        headers["Mcp-Name"] = params["name"]
-    return {"jsonrpc": "2.0", "id": 1, "method": method, "params": {"_meta": meta, **params}}, headers
-
-
 def _streams(bench: Bench) -> Iterator[Row]:
     """Streams of all agents, to whom somebody posts. In the last turn a web process is killed midway."""
     url, (killed, _) = bench.webs(2)
     for dies in (False, True):
-        opened, over = Countdown(1), Countdown(1)
-        before = apart(_connections)
-        hear = partial(_hear, url, bench.tokens, opened, over)
-        heard, (committed, connections) = side_by_side(
-            [hear, partial(_post, bench, opened, over, killed if dies else None)]
-        )
+        opened, before = FORK.Event(), apart(_connections)
+        post = partial(_post, bench, opened, killed if dies else None)
+        heard, (committed, connections) = side_by_side(post, watch=partial(_hear, url, bench.tokens, opened))
         late = [
             min((at for at in stream if at >= began), default=float("inf")) - began
             for number, stream in enumerate(heard)
@@ -94,37 +81,35 @@ def _connections() -> int:
         return int(found.fetchall()[0][0]) - 1
 
 
-def _post(bench: Bench, opened: Countdown, over: Countdown, dies: psutil.Process | None) -> tuple[Any, int]:
+def _post(bench: Bench, opened: Any, dies: psutil.Process | None) -> tuple[Any, int]:
     """When each post to each agent began, and the database connections while all streams were open."""
     committed: list[list[float]] = [[] for _ in range(AGENTS)]
-    with over.one():
-        while not opened.over:
-            time.sleep(_PAUSE)
-        connections = _connections()
-        posts = [posting(bench.poster, [agent])(0) for agent in bench.agents]
-        turns = round(bench.scale.seconds * bench.scale.rounds / _PAUSE)
-        for turn in range(turns):
-            if dies and turn == turns // 2:
-                dies.kill()
-            began = time.monotonic()
-            posts[turn % AGENTS]()
-            committed[turn % AGENTS].append(began)
-            time.sleep(_PAUSE)
+    if not opened.wait(PATIENCE):
+        raise TimeoutError("The streams did not open.")
+    connections = _connections()
+    posts = [posting(bench.poster, [agent])(0) for agent in bench.agents]
+    turns = round(bench.scale.seconds * bench.scale.rounds / _PAUSE)
+    for turn in range(turns):
+        if dies and turn == turns // 2:
+            dies.kill()
+        began = time.monotonic()
+        posts[turn % AGENTS]()
+        committed[turn % AGENTS].append(began)
+        time.sleep(_PAUSE)
     return committed, connections
 
 
-def _hear(url: str, tokens: list[str], opened: Countdown, over: Countdown) -> list[list[float]]:
+def _hear(url: str, tokens: list[str], opened: Any, over: Any) -> list[list[float]]:
     """When each of many streams was notified, until nobody posts any more; who loses its stream opens another."""
     heard: list[list[float]] = [[] for _ in range(_STREAMS)]
     listening = set[int]()
 
     async def listen(number: int, client: httpx2.AsyncClient) -> None:
         wanted = {"notifications": {"resourceSubscriptions": ["inbox://me"]}}
-        message, headers = _message("subscriptions/listen", wanted)
-        headers |= {"Authorization": f"Bearer {tokens[number % AGENTS]}", "Accept": "text/event-stream"}
+        message, headers = modern_message("subscriptions/listen", wanted, tokens[number % AGENTS])
         while True:
             with suppress(httpx2.TransportError):
-                async with client.stream("POST", f"{url}/mcp", json=message, headers=headers) as answer:
+                async with client.stream("POST", f"{url}/mcp", content=message, headers=headers) as answer:
                     async for line in answer.aiter_lines():
                         if _ACKNOWLEDGED in line:
                             listening.add(number)
@@ -141,9 +126,8 @@ def _hear(url: str, tokens: list[str], opened: Countdown, over: Countdown) -> li
         async with httpx2.AsyncClient(limits=httpx2.Limits(), timeout=PATIENCE) as client, asyncio.TaskGroup() as group:
             streams = [group.create_task(listen(number, client)) for number in range(_STREAMS)]
             await until(lambda: len(listening) == _STREAMS)
-            with opened.one():
-                pass
-            await until(lambda: over.over and len(listening) == _STREAMS)
+            opened.set()
+            await until(lambda: over.is_set() and len(listening) == _STREAMS)
             await asyncio.sleep(1)
             for stream in streams:
                 stream.cancel()

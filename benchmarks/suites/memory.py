@@ -16,8 +16,9 @@ from apps.memory.selectors import recall
 from apps.memory.shapes import RememberFact
 from apps.memory.states import ItemType
 from apps.principals.tenancy import Caller
-from benchmarks.bench import HELLO, Bench
+from benchmarks.bench import Bench
 from benchmarks.measure import Operation, Row, Work, apart, side_by_side, statements
+from benchmarks.urls import HELLO
 
 # How many times its peer each may take.
 _GOALS: Final = {200: 0, 1_000: 12, 10_000: 20, 100_000: 35}
@@ -42,7 +43,7 @@ def _recalls(bench: Bench) -> Iterator[Row]:
     most = bench.scale.memories
     for size in [*(size for size in _GOALS if size < most), most]:
         parts = [range(start, min(start + _AT_ONCE, size)) for start in range(held, size, _AT_ONCE)]
-        side_by_side([partial(_store, reader, parts[writer::_WRITERS]) for writer in range(_WRITERS)])
+        side_by_side(*[partial(_store, reader, parts[writer::_WRITERS]) for writer in range(_WRITERS)])
         apart(_settle)
         held = size
         row = _timed(bench, f"recall among {size:,} memories", partial(_recalling, reader))

@@ -26,7 +26,7 @@ from apps.principals.tenancy import Caller
 from apps.workers import services as registry
 from apps.workers.shapes import OfferView
 from benchmarks.bench import Bench
-from benchmarks.data import BadData, Data, Example, read_planning
+from benchmarks.data import Data, Example, read_planning
 from benchmarks.measure import Row, Slice, apart
 from tests.plans.making import scripted
 from tests.workers.factories import make_manifest
@@ -82,8 +82,7 @@ class Shelf:
         self.history: History | None = None
 
     def learn(self, plans: Iterable[Example]) -> None:
-        known = {tool.name: tool.uid for tool in self.catalogue.tools}
-        past = list[Past]()
+        known, past = {tool.name: tool.uid for tool in self.catalogue.tools}, list[Past]()
         for one in plans:
             links = frozenset((known[a], known[b]) for a, b in one.links if {a, b} <= known.keys())
             tools = tuple(known[name] for name in one.nodes if name in known)
@@ -210,11 +209,7 @@ def run(bench: Bench) -> Iterator[Row]:
             row = next(one for one in rows if one.case.endswith(f": {figure}"))
             yield row.judged("95 or more", met=row.ours >= 95) if told is requests else row  # noqa: PLR2004
     if bench.file and bench.file.is_dir():
-        try:
-            data = read_planning(bench.file)
-        except BadData as fault:
-            raise SystemExit(str(fault)) from fault
-        yield from tools_and_links(data)
+        yield from tools_and_links(read_planning(bench.file))
     for count, goal in ((100, None), (2_000, None), (10_000, 15), (100_000, 30)):
         if count <= bench.scale.tools:
             row = Row.of(f"a plan among {count:,} tools", [apart(partial(_timed, count))])
@@ -287,13 +282,10 @@ def _registering(agent: Caller, times: int) -> Slice:
         with agent.acting():
             registry.register(caller=agent, original=manifest)
         began = time.perf_counter()
-        while name not in _found(agent, name):
-            pass
+        found: list[str] = []
+        while name not in found:
+            with agent.acting():
+                found = [one.tool_name for one in search_tools(name, tenant_id=agent.tenant_id)]
         latencies.append(time.perf_counter() - began)
     # The first one waits until the process has its index.
     return Slice.of(latencies[1:])
-
-
-def _found(agent: Caller, query: str) -> list[str]:
-    with agent.acting():
-        return [one.tool_name for one in search_tools(query, tenant_id=agent.tenant_id)]

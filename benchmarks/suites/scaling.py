@@ -11,9 +11,9 @@ from django.conf import settings
 from django.utils import timezone
 
 from apps.memory import services
-from benchmarks.bench import SOURCE, Bench, Client
+from benchmarks.bench import Bench, Client
 from benchmarks.measure import Row, apart, drive
-from benchmarks.suites.inbox import key
+from benchmarks.suites.inbox import receipt
 from benchmarks.suites.memory import SUBJECT, remember
 
 _WEBS: Final = (1, 2, 4)
@@ -34,14 +34,10 @@ def run(bench: Bench) -> Iterator[Row]:
         yield Row.of(f"{case}, {count} web", [done], unit="calls/s", clients=_CLIENTS, note=cost)
 
 
-def _receipt() -> dict[str, str]:
-    return {"recipient_ai": "agent-0", "source_system": SOURCE, "dedupe_key": key(), "summary": "It is done."}
-
-
 _REQUESTS: Final[dict[str, tuple[str, str, Callable[[], Any] | None]]] = {
     "queue a task": ("POST", "/api/v1/tasks", lambda: {"task_type": "scaled", "params": {}}),
     "a lease that finds nothing": ("POST", "/api/v1/tasks/lease", lambda: {"queues": ["empty"]}),
-    "post a receipt": ("POST", "/api/v1/receipts", _receipt),
+    "post a receipt": ("POST", "/api/v1/receipts", partial(receipt, "agent-0")),
     "read a page of an inbox": ("GET", "/api/v1/inbox?limit=10", None),
     "an envelope of 45 items": ("GET", f"/api/v1/subjects/{SUBJECT}/envelope", None),
     "recall among 50 memories": ("POST", "/api/v1/memory/recall", lambda: {"query": "which build is red on Mondays"}),

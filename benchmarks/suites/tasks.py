@@ -2,14 +2,13 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from datetime import datetime
 from functools import partial
 from importlib.util import find_spec
 from itertools import chain, count, islice
 from typing import Any, Final
 
 from django.db import transaction
-from django.db.models import Max, Min
+from django.db.models import Count, Max, Min
 from django.utils import timezone
 
 import gatehouse_client
@@ -18,10 +17,10 @@ from apps.principals.tenancy import Caller
 from apps.tasks.lease_tokens import task_of
 from apps.tasks.models import FinishedTask, Run, Task, run_key
 from apps.tasks.services import queueing, running
-from apps.tasks.shapes import Completion, Delivery, LeasedTask, QueueTask, RegisterTaskType
+from apps.tasks.shapes import Completion, Delivery, QueueTask, RegisterTaskType
 from benchmarks import PYTHON_CLIENT, measure
 from benchmarks.bench import AGENTS, Bench, Client
-from benchmarks.measure import Countdown, Measure, Operation, Row, Slice, Work
+from benchmarks.measure import Measure, Operation, Row, Slice, Work
 from benchmarks.peers import CELERY, PROCRASTINATE, CeleryPeer, Procrastinate, by_threads
 
 BATCH: Final = 50
@@ -60,14 +59,9 @@ def run(bench: Bench) -> Iterator[Row]:
     measure.apart(partial(_make_lines, owner, bench.scale.clients))
     celery = CeleryPeer(bench)
     procrastinate = Procrastinate() if find_spec("procrastinate") else None
-    for row in chain(
-        _producers(bench, celery),
-        _in_process(bench, owner, celery, procrastinate),
-        _over_http(bench, celery),
-        _out_of_the_box(bench, owner, celery),
-    ):
+    for row in chain(_over_http(bench, owner, celery), _in_process(bench, owner, celery, procrastinate)):
         floor = _FLOORS.get((row.case, row.peer_is, row.batch))
-        yield row if floor is None else row.at_least(floor)
+        yield row if floor is None else row.judged(f"{floor:g} or more", met=(row.ratio or 0) >= floor)
     yield _wake_ups(bench, owner)
     yield _abandoned(bench, owner)
 
@@ -76,18 +70,6 @@ def _sides(bench: Bench, batch: int) -> list[int]:
     """How many clients work side by side."""
     several = bench.scale.clients if batch == 1 else min(bench.scale.clients, 4)
     return [several] if bench.scale.rounds == 1 else [1, several]
-
-
-def _producers(bench: Bench, celery: CeleryPeer) -> Iterator[Row]:
-    """Queueing alone, by the threads of one process, one call each."""
-    ours = bench.driving(partial(_queues_by_client, bench.web(), bench.tokens[0]))
-    peers = {CELERY: partial(celery.producing, threads=_THREADS, seconds=bench.scale.seconds)}
-    yield from bench.compare(_PRODUCER, ours, peers, unit="tasks/s")
-
-
-def _queues_by_client(url: str, token: str, _number: int) -> Operation:
-    client = gatehouse_client.Client(url, token)
-    return by_threads(lambda: client.queue(task_type="line_0", params={"n": 1}), _THREADS)
 
 
 def _in_process(bench: Bench, owner: Caller, celery: CeleryPeer, procrastinate: Procrastinate | None) -> Iterator[Row]:
@@ -111,36 +93,38 @@ def _in_process(bench: Bench, owner: Caller, celery: CeleryPeer, procrastinate: 
             yield from bench.compare(_PART, ours, parts, **about)
 
 
-def _over_http(bench: Bench, celery: CeleryPeer) -> Iterator[Row]:
-    """A life takes three requests, whatever the batch."""
-    clients = bench.scale.clients
+def _over_http(bench: Bench, owner: Caller, celery: CeleryPeer) -> Iterator[Row]:
+    """Queueing alone; lives of three requests, whatever the batch; and the client's worker with its defaults."""
+    clients, about = bench.scale.clients, {"unit": "tasks/s"}
+    ours = bench.driving(partial(_queues_by_client, bench.web(), bench.tokens[0]))
+    peer = partial(celery.producing, threads=_THREADS, seconds=bench.scale.seconds)
+    yield from bench.compare(_PRODUCER, ours, {CELERY: peer}, **about)
     for batch in (1, BATCH):
         ours = bench.driving(_lives(bench.web(), bench.tokens, batch), clients)
-        peers = {CELERY: partial(celery.whole, clients=clients)}
-        about: dict[str, Any] = {"unit": "tasks/s", "clients": clients, "batch": batch}
-        yield from bench.compare(_HTTP, ours, peers, **about)
-
-
-def _out_of_the_box(bench: Bench, owner: Caller, celery: CeleryPeer) -> Iterator[Row]:
-    """The client's worker with its defaults, and one process: from its first task to the end of the last."""
+        peer = partial(celery.whole, clients=clients)
+        yield from bench.compare(_HTTP, ours, {CELERY: peer}, clients=clients, batch=batch, **about)
     for capacity in (4, 16):
         ours = partial(_worked_off, bench, owner, tasks=celery.messages, capacity=capacity)
-        yield from bench.compare(_BOX.format(capacity), ours, {CELERY: celery.consuming}, unit="tasks/s")
+        yield from bench.compare(_BOX.format(capacity), ours, {CELERY: celery.consuming}, **about)
+
+
+def _queues_by_client(url: str, token: str, _number: int) -> Operation:
+    """By the threads of one process, one call each."""
+    client = gatehouse_client.Client(url, token)
+    return by_threads(lambda: client.queue(task_type="line_0", params={"n": 1}), _THREADS)
 
 
 def _worked_off(bench: Bench, owner: Caller, *, tasks: int, capacity: int) -> Slice:
     """By the tasks' own moments: from the first lease to the last end."""
-    url = bench.web()
     measure.apart(partial(_queue_up, owner, _OUT_OF_THE_BOX, tasks))
-    environ = {"GATEHOUSE_URL": url, "GATEHOUSE_TOKEN": bench.tokens[1], "PYTHONPATH": PYTHON_CLIENT}
+    environ = {"GATEHOUSE_URL": bench.web(), "GATEHOUSE_TOKEN": bench.tokens[1], "PYTHONPATH": PYTHON_CLIENT}
     program = _WORKER.format(task_type=_OUT_OF_THE_BOX, capacity=capacity)
-    child = bench.python(f"worker-{time.monotonic_ns()}", "-c", program, **environ)
+    child = bench.start(f"worker-{time.monotonic_ns()}", "-c", program, **environ)
     try:
-        _await_the_last(Client(url, bench.tokens[0]))
+        return Slice(units=tasks, seconds=measure.apart(partial(_seconds_of_work, owner, tasks)))
     finally:
         child.terminate()
         child.wait()
-    return Slice(units=tasks, seconds=measure.apart(partial(_seconds_of_work, owner, tasks)))
 
 
 _WORKER: Final = """
@@ -151,27 +135,20 @@ worker.run()
 """
 
 
-def _await_the_last(client: Client) -> None:
-    deadline = time.monotonic() + 120
-    while any(
-        line["queued"] + line["leased"]
-        for line in client.ask("GET", "/api/v1/queues")["queues"]
-        if line["queue"] == _OUT_OF_THE_BOX
-    ):
-        if time.monotonic() > deadline:
-            raise measure.ClientFailed("The worker has not done its tasks in two minutes.")
-        time.sleep(0.1)
-
-
 def _seconds_of_work(owner: Caller, tasks: int) -> float:
-    """From the first lease of so many of the newest tasks to the last end."""
+    """From the first lease of so many of the newest tasks to the last end, once all have ended."""
     with owner.acting():
         ours = Task.objects.filter(task_type__name=_OUT_OF_THE_BOX).order_by("-pk")
         newest = list(ours.values_list("pk", flat=True)[:tasks])
-        leased = Run.objects.filter(pk__in=[run_key(task_id, 1) for task_id in newest])
-        began: datetime = leased.aggregate(moment=Min("started_at"))["moment"]
-        ended: datetime = FinishedTask.objects.filter(pk__in=newest).aggregate(moment=Max("finished_at"))["moment"]
-    return (ended - began).total_seconds()
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        with owner.acting():
+            found = FinishedTask.objects.filter(pk__in=newest).aggregate(number=Count("pk"), ended=Max("finished_at"))
+            if found["number"] == tasks:
+                leased = Run.objects.filter(pk__in=[run_key(task_id, 1) for task_id in newest])
+                return (found["ended"] - leased.aggregate(began=Min("started_at"))["began"]).total_seconds()
+        time.sleep(0.1)
+    raise measure.ClientFailed("The worker has not done its tasks in two minutes.")
 
 
 # What the cases do with tasks: each verb is a transaction of its own.
@@ -218,7 +195,7 @@ def _whole(owner: Caller, batch: int) -> Work:
 def _from_stock(owner: Caller, *, batch: int, clients: int, seconds: float, times: int) -> Slice:
     """Lease and complete tasks that were queued before the clock runs."""
     tasks = (times + _WARM_UPS) * batch
-    measure.side_by_side([partial(_queue_up, owner, f"stock_{number}", tasks) for number in range(clients)])
+    measure.side_by_side(*[partial(_queue_up, owner, f"stock_{number}", tasks) for number in range(clients)])
 
     def work(number: int) -> Operation:
         cycle = partial(_lease_and_complete, owner, f"stock_{number}", batch)
@@ -230,22 +207,18 @@ def _from_stock(owner: Caller, *, batch: int, clients: int, seconds: float, time
 
 
 def _lease_and_complete(worker: Caller, name: str, batch: int) -> int:
+    """:raises DomainError: if one is refused: what was not done must not count."""
     with worker.acting():
         grants = running.lease(worker=worker, queues=[name], capacity=batch)
-    _complete(worker, grants)
-    return len(grants)
-
-
-def _complete(worker: Caller, held: Sequence[LeasedTask]) -> None:
-    """:raises DomainError: if one is refused: what was not done must not count."""
     completions = [
-        Completion(task_id=task_of(one.task_id), lease_token=one.lease_token, delivery=Delivery()) for one in held
+        Completion(task_id=task_of(one.task_id), lease_token=one.lease_token, delivery=Delivery()) for one in grants
     ]
     with worker.acting():
         answers = running.complete_many([(worker, one) for one in completions]).answers
     for answer in answers:
         if isinstance(answer, DomainError):
             raise answer
+    return len(grants)
 
 
 def _lives(url: str, tokens: Sequence[str], batch: int) -> Work:
@@ -279,12 +252,10 @@ def _lives(url: str, tokens: Sequence[str], batch: int) -> Work:
 def _wake_ups(bench: Bench, owner: Caller) -> Row:
     """From the commit of a queue call to the answer of a long poll, at a moderate rate."""
     url, seconds, rate = bench.web(), bench.scale.seconds * bench.scale.rounds, 250
-    pending = Countdown(1)
+    over = measure.FORK.Event()
     committed, *polls = measure.side_by_side(
-        [
-            partial(_queue_steadily, owner, rate, max(seconds, 1), pending),
-            *[partial(_lease_until_over, url, bench.tokens[0], pending)] * _WAITERS,
-        ]
+        partial(_queue_steadily, owner, rate, max(seconds, 1), over),
+        *[partial(_lease_until_over, url, bench.tokens[0], over)] * _WAITERS,
     )
     answered = {task: at for poll in polls for task, at in poll.items()}
     latencies = [answered[task] - at for task, at in committed.items()]
@@ -292,27 +263,26 @@ def _wake_ups(bench: Bench, owner: Caller) -> Row:
     return row.judged("p50 10 ms, p99 50 ms or less", met=(row.p50 or 0) <= 10 and (row.p99 or 0) <= 50)  # noqa: PLR2004
 
 
-def _queue_steadily(owner: Caller, rate: float, seconds: float, pending: Countdown) -> dict[str, float]:
+def _queue_steadily(owner: Caller, rate: float, seconds: float, over: Any) -> dict[str, float]:
     """When each task was committed."""
-    committed: dict[str, float] = {}
-    with pending.one():
-        began = time.monotonic()
-        for nth in range(round(rate * seconds)):
-            time.sleep(max(0.0, began + nth / rate - time.monotonic()))
-            moments: list[float] = []
-            with owner.acting():
-                transaction.on_commit(lambda moments=moments: moments.append(time.monotonic()))  # type: ignore[misc]
-                queued = queueing.queue(requester=owner, request=QueueTask(task_type=_WAKING, params={"n": 1}))
-            committed[queued.task_id] = moments[0]
+    committed, began = dict[str, float](), time.monotonic()
+    for nth in range(round(rate * seconds)):
+        time.sleep(max(0.0, began + nth / rate - time.monotonic()))
+        moments: list[float] = []
+        with owner.acting():
+            transaction.on_commit(lambda moments=moments: moments.append(time.monotonic()))
+            queued = queueing.queue(requester=owner, request=QueueTask(task_type=_WAKING, params={"n": 1}))
+        committed[queued.task_id] = moments[0]
+    over.set()
     return committed
 
 
-def _lease_until_over(url: str, token: str, pending: Countdown) -> dict[str, float]:
+def _lease_until_over(url: str, token: str, over: Any) -> dict[str, float]:
     """When each task came. It ends when nobody queues and nothing comes."""
     client, answered = Client(url, token), dict[str, float]()
     while True:
         # Asked before the poll: what was committed until then is in it.
-        is_over = pending.over
+        is_over = over.is_set()
         leased = _lease(client, {"queues": [_WAKING], "capacity": 10, "wait_seconds": 1, "lease_seconds": 600})
         answered |= dict.fromkeys((task["task_id"] for task in leased), time.monotonic())
         if is_over and not leased:

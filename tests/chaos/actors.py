@@ -5,7 +5,6 @@ Each is a thread with a connection of its own. A worker that is "killed" forgets
 """
 
 import asyncio
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +13,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-import uvicorn
 from mcp.server import MCPServer
 from pydantic import BaseModel
 
@@ -22,12 +20,13 @@ from tests.chaos import EXECUTED
 from tests.chaos.client import Client
 from tests.chaos.ground import LEASE_SECONDS
 from tests.chaos.history import History, Json
+from tests.workers.servers import begin_serving
 
 QUEUE: Final = "chaos"
 PLAIN, STRICT = "chaos_plain", "chaos_strict"
-_BACKOFF: Final = {"base_seconds": 0.1, "cap_seconds": 1.0}
-_POLICY: Final[Json] = {"queue": QUEUE, "lease_seconds": LEASE_SECONDS, "max_attempts": 3, "max_expiries": 20}
-TYPES: Final = {PLAIN: _POLICY | {"backoff": _BACKOFF}, STRICT: _POLICY | {"backoff": _BACKOFF, "strict": True}}
+_TRIES: Final[Json] = {"max_attempts": 3, "max_expiries": 20, "backoff": {"base_seconds": 0.1, "cap_seconds": 1.0}}
+_POLICY: Final[Json] = {"queue": QUEUE, "lease_seconds": LEASE_SECONDS, **_TRIES}
+TYPES: Final = {PLAIN: _POLICY, STRICT: _POLICY | {"strict": True}}
 SOURCE: Final = "chaos"
 # Requesters pause while so many tasks wait.
 _DEEP: Final = 2_000
@@ -398,21 +397,15 @@ def press_house(history: History) -> Iterator[Json]:
 
     add("pick", "Pick the apples of a batch.")
     add("press", "Press picked apples.")
-    listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(server.streamable_http_app(), log_level="critical", log_config=None)
-    running = uvicorn.Server(config)
-    thread = threading.Thread(target=lambda: asyncio.run(running.serve(sockets=[listener])), daemon=True)
-    thread.start()
+    endpoint, stop = begin_serving(server.streamable_http_app())
     described = {"name", "description", "input_schema", "output_schema"}
     try:
         yield {
             "worker_id": "press-house",
-            "endpoint": f"http://127.0.0.1:{listener.getsockname()[1]}/mcp",
+            "endpoint": endpoint,
             "tools": [tool.model_dump(include=described) for tool in asyncio.run(server.list_tools())],
             "hints": {"expected_runtime": "fast"},
             "side_effects": {"filesystem": "none", "network": "none", "execution": "none"},
         }
     finally:
-        running.should_exit = True
-        thread.join(10)
-        listener.close()
+        stop()

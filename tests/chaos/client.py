@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, Final
@@ -103,15 +103,12 @@ class Client:
     def aside(self, method: str, path: str, body: Json | None = None) -> tuple[int, Json]:
         """Ask something that is no part of the history, until there is an answer."""
         while True:
-            try:
+            with suppress(OSError, http.client.HTTPException):
                 status, answer = self._send(self._kept(), method, path, body)
-            except (OSError, http.client.HTTPException):
-                self.reset()
-                time.sleep(0.1)
-            else:
                 if status < 500:  # HTTP
                     return status, answer
-                time.sleep(0.1)
+            self.reset()
+            time.sleep(0.1)
 
     def reset(self) -> None:
         """Break the connection, as the death of a process would."""

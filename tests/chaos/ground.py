@@ -32,10 +32,6 @@ _PATIENCE: Final = 60.0
 _STARTS: Final = 20
 
 
-class Broken(Exception):
-    """The ground itself gave way: there is nothing to judge."""
-
-
 @dataclass(slots=True, kw_only=True)
 class Ground(Supervisor):
     """What runs, by name. Only `run` would restart what ends, and nothing calls it."""
@@ -102,21 +98,19 @@ class Ground(Supervisor):
         deadline = time.monotonic() + _PATIENCE
         while readiness(self.url)[0] != HTTPStatus.OK:
             if time.monotonic() > deadline:
-                raise Broken(f"The web does not serve:\n{self.logs()['web']}")
+                raise StackError(f"The web does not serve:\n{self.logs()['web']}")
             time.sleep(0.05)
 
     def start_server(self, name: str) -> None:
         """Start a server until it stands: what was killed may still be in its way."""
         for _ in range(_STARTS):
             self.kept[name].restart()
-            try:
+            with suppress(StackError):
                 self.await_server(name)
-            except StackError:
-                self.kept[name].child.wait(timeout=_PATIENCE)
-                time.sleep(0.1)
-            else:
                 return
-        raise Broken(f"{name} does not start again:\n{self.logs()[name]}")
+            self.kept[name].child.wait(timeout=_PATIENCE)
+            time.sleep(0.1)
+        raise StackError(f"{name} does not start again:\n{self.logs()[name]}")
 
     def ask_database(self, query: str, user: str = "gatehouse_system") -> list[tuple[Any, ...]]:
         """The rows of a query, by default with sight of all tenants."""
@@ -242,8 +236,3 @@ BREAKAGES: Final = [
     Breakage(name="pause broker", apply=partial(_pause, "valkey", 8)),
     Breakage(name="kill broker", apply=_kill_broker),
 ]
-
-
-def choices(chance: random.Random) -> list[Breakage]:
-    """Every kind, in an order of its own."""
-    return chance.sample(BREAKAGES, len(BREAKAGES))

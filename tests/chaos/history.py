@@ -12,8 +12,6 @@ T = TypeVar("T")
 Json = dict[str, Any]
 NEVER: Final = float("inf")
 ENDINGS: Final = ("complete", "fail", "release")
-
-
 now: Final = time.monotonic
 
 

@@ -1,6 +1,6 @@
 """What a long run costs as it goes on: latency, memory, connections and room on disk."""
 
-from statistics import quantiles
+from statistics import median
 from typing import Final
 
 import psutil
@@ -19,7 +19,7 @@ _DATABASE: Final = """
 def reading(ground: Ground, history: History, since: float) -> Json:
     """The calls that began since then, and what the product occupies now.
 
-    Latencies are milliseconds, p50 and p95 of calls that did not wait for work. Memory is in MB, without shared pages.
+    Latencies are milliseconds, the median of calls that did not wait for work. Memory is in MB, without shared pages.
     """
     calls = [call for call in list(history.calls) if call.begin >= since]
     ((connections, database, live, dead),) = ground.ask_database(_DATABASE, "postgres")
@@ -34,14 +34,9 @@ def reading(ground: Ground, history: History, since: float) -> Json:
     }
 
 
-def _latency(calls: list[Call], verb: str) -> list[float]:
-    took = [
-        1000 * (call.end - call.begin)
-        for call in calls
-        if call.verb == verb and call.end != NEVER and "wait_seconds" not in call.request
-    ]
-    cuts = quantiles(took, n=20) if len(took) > 1 else [0.0] * 19
-    return [round(cuts[9], 1), round(cuts[18], 1)]
+def _latency(calls: list[Call], verb: str) -> float:
+    done = (call for call in calls if call.verb == verb and call.end != NEVER and "wait_seconds" not in call.request)
+    return round(1000 * median([call.end - call.begin for call in done] or [0.0]), 1)
 
 
 def _private(process: psutil.Process) -> int:

@@ -18,9 +18,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, TypeVar
 
+from config.stack.processes import StackError
 from tests.chaos.actors import SOURCE, TYPES, Actor, Planner, Poster, Reader, Requester, Worker, press_house
 from tests.chaos.client import Client
-from tests.chaos.ground import Breakage, Broken, Ground, choices, prepared
+from tests.chaos.ground import BREAKAGES, Breakage, Ground, prepared
 from tests.chaos.history import Fault, History, Json, now
 from tests.chaos.promises import PROMISES, violations
 from tests.chaos.readings import reading
@@ -57,7 +58,7 @@ def run(
     pause: float = 1.0,
     soak: float = 0.0,
     tell: Callable[[str], None] = print,
-    deal: Deal = choices,
+    deal: Deal = lambda chance: chance.sample(BREAKAGES, len(BREAKAGES)),
 ) -> History:
     """Run until so many tasks are accepted and every fault has been.
 
@@ -65,9 +66,8 @@ def run(
 
     :param pause: seconds between two faults, on average.
     :param soak: seconds without a fault that come before; ten readings are told.
-    :param deal: gives the faults, the last first.
-    :raises StackError: if a server does not start.
-    :raises Broken: if the ground gives way otherwise.
+    :param deal: gives the faults, the last first; by default every kind, in an order of its own.
+    :raises StackError: if the ground gives way: a server does not start, or an actor fails.
     """
     history = History()
     with (
@@ -199,7 +199,7 @@ class _Run:
                 self.ground.kept[name].restart()
             for actor in self.actors:
                 if actor.failure is not None:
-                    raise Broken(f"{actor.name} failed: {actor.failure!r}") from actor.failure
+                    raise StackError(f"{actor.name} failed: {actor.failure!r}") from actor.failure
             if now() >= until:
                 return
             time.sleep(min(0.2, max(0.0, until - now())))
@@ -268,20 +268,6 @@ class _Run:
         self.tell(f"{now() - self.begun:.1f} s: {what}")
 
 
-def _summary(history: History, found: list[str]) -> Json:
-    """What a run was, in figures."""
-    return {
-        "tasks": len(history.accepted),
-        "ends": Counter(task["status"] for task in history.tasks.values()),
-        "calls": Counter(call.verb for call in history.calls),
-        "unanswered": sum(call.status is None for call in history.calls),
-        "receipts": len(history.receipts),
-        "executions": len(history.executions),
-        "faults": Counter(fault.name for fault in history.faults),
-        "violations": len(found),
-    }
-
-
 def main(argv: Sequence[str]) -> int:
     """Run chaos, and print figures and violations."""
     checks = "\n".join(f"  {name}: {promise.__doc__}" for name, promise in PROMISES.items())
@@ -303,11 +289,21 @@ def main(argv: Sequence[str]) -> int:
     tell(f"seed {seed}")
     try:
         history = run(tasks=asked.tasks, seed=seed, pause=asked.pause, soak=60 * asked.soak, tell=tell)
-    except Broken as broken:
+    except StackError as broken:
         tell(str(broken))
         os._exit(2)  # threads that ask again until they are answered would go on for ever
     found = violations(history)
-    print(json.dumps(_summary(history, found), indent=2))
+    figures = {
+        "tasks": len(history.accepted),
+        "ends": Counter(task["status"] for task in history.tasks.values()),
+        "calls": Counter(call.verb for call in history.calls),
+        "unanswered": sum(call.status is None for call in history.calls),
+        "receipts": len(history.receipts),
+        "executions": len(history.executions),
+        "faults": Counter(fault.name for fault in history.faults),
+        "violations": len(found),
+    }
+    print(json.dumps(figures, indent=2))
     print(*found[:_SHOWN], sep="\n")
     return 1 if found else 0
 

@@ -225,9 +225,7 @@ def counted() -> dict[str, float]:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_day_moves_every_figure() -> None:
-    tenant = make_tenant("acme")
-    kee = make_caller(tenant, "Kee")
+def test_a_day_moves_every_figure(tenant: Tenant, kee: Caller) -> None:
     before = counted()
 
     buffer_and_look(tenant, kee)

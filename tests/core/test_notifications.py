@@ -3,7 +3,7 @@
 import asyncio
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from contextlib import AbstractContextManager, aclosing, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,7 +24,7 @@ from apps.core import notifications
 from apps.core.errors import RateLimited, Unavailable
 from apps.core.notifications import Publisher, Wait, notify, send_on_commit
 from apps.core.operations import Progress, Reply, Streams, Waits
-from tests.waiters import until_heard
+from tests.waiters import run, until_heard
 
 TOPIC = "test:waiting"
 something_changed = Signal()
@@ -74,14 +74,6 @@ class Shelf:
     @property
     def wait(self) -> Wait:
         return Wait(WAITS, Anybody(), Page(things=0), self.look)
-
-
-def run(story: Callable[[], Awaitable[Any]]) -> Any:
-    async def bounded() -> Any:
-        with anyio.fail_after(20):
-            return await story()
-
-    return anyio.run(bounded)
 
 
 async def answers(wait: Wait, patience: float, meanwhile: Callable[[], Coroutine[Any, Any, None]]) -> list[Any]:

@@ -126,9 +126,8 @@ def test_coalesced_posts_each_get_their_own_answer(tenant: Tenant, poster: Calle
 
 
 def test_coalesced_posts_do_not_wait_for_a_locked_inbox(
-    tenant: Tenant, poster: Caller, monkeypatch: pytest.MonkeyPatch
+    poster: Caller, hexy: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hexy = make_caller(tenant, "Hexy")
     with acting_as(hexy):
         post(hexy)
     # Whoever waits for a lock without a limit of its own waits for longer than the test.

@@ -90,8 +90,7 @@ def test_policies_of_sources_come_with_the_lock(sound: Caller) -> None:
         post_grouped(sound)
 
 
-def test_batch_follows_the_policy_of_each_inbox_and_source(sound: Caller, tenant: Tenant) -> None:
-    hexy = make_caller(tenant, "Hexy")
+def test_batch_follows_the_policy_of_each_inbox_and_source(sound: Caller, hexy: Caller) -> None:
     set_policy(sound, "github", enabled=False)
     group = Group(resource_ref="pr:1", event_family="ci")
     drafts = [

@@ -24,7 +24,7 @@ from apps.receipts.models import Receipt
 from apps.receipts.services import Group, Poster
 from tests.digests.makers import ack_through, flush, make_draft, post, post_grouped, read, set_policy, unsound
 from tests.factories import T0, make_caller
-from tests.waiters import Other, acting, at_once
+from tests.waiters import Other, acting, at_once, until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -224,21 +224,18 @@ def overdue(reader: Caller, threads: int) -> None:
         Thread.objects.filter(inbox__principal=reader.principal_id).update(flush_due_at=T0)
 
 
-def test_a_held_inbox_keeps_no_other_waiting(tenant: Tenant, kee: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_held_inbox_keeps_no_other_waiting(kee: Caller, hexy: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
     # Whoever waits for a lock without a limit of its own waits for longer than the test.
     options = connection.settings_dict["OPTIONS"]
     monkeypatch.setitem(options, "options", options["options"].replace("lock_timeout=10s", "lock_timeout=90s"))
     assert "lock_timeout=90s" in options["options"]
-    hexy = make_caller(tenant, "Hexy")
     overdue(kee, 1)
     overdue(hexy, 1)
 
     with acting_as(kee):
         held = services.lock(principal_id=kee.principal_id)
         flusher = Other(services.flush_due)
-        deadline = time.monotonic() + 45
-        while not Entry.objects.exists() and time.monotonic() < deadline:
-            time.sleep(0.02)
+        until(Entry.objects.exists, "the other inbox is not flushed", seconds=45)
         assert [entry.inbox.principal_id for entry in Entry.objects.select_related("inbox")] == [hexy.principal_id]
         assert flusher.ends() is None
         assert held is not None
@@ -317,9 +314,8 @@ def test_a_closer_and_its_root_at_once_always_meet(kee: Caller) -> None:
             assert [root.pairs.count(), root.consequences.count()] == [1, 1]
 
 
-def test_crossed_batches_for_two_inboxes_do_not_deadlock(tenant: Tenant, kee: Caller) -> None:
+def test_crossed_batches_for_two_inboxes_do_not_deadlock(kee: Caller, hexy: Caller) -> None:
     # The one who was there first has its inbox last, so that no other order of the two is also that of their ids.
-    hexy = make_caller(tenant, "Hexy")
     for owner in (hexy, kee):
         with acting_as(owner):
             post(owner)
@@ -411,9 +407,8 @@ def test_mark_delivered_does_not_wait_for_an_ack(kee: Caller) -> None:
 
 
 def test_failing_inbox_does_not_stop_the_flush_of_others(
-    tenant: Tenant, kee: Caller, monkeypatch: pytest.MonkeyPatch
+    kee: Caller, hexy: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hexy = make_caller(tenant, "Hexy")
     for owner, resource in ((kee, "odd"), (hexy, "pr-1")):
         with acting_as(owner):
             post_grouped(owner, resource)
@@ -437,8 +432,7 @@ def test_failing_inbox_does_not_stop_the_flush_of_others(
         assert Thread.objects.get(inbox__principal=kee.principal_id).pending_count == 1
 
 
-def test_inboxes_are_locked_in_the_order_of_their_ids(tenant: Tenant, kee: Caller) -> None:
-    hexy = make_caller(tenant, "Hexy")
+def test_inboxes_are_locked_in_the_order_of_their_ids(kee: Caller, hexy: Caller) -> None:
     for owner in (hexy, kee, hexy):  # hexy's inbox is the first by id, the last by principal, the last written
         with acting_as(owner):
             post(owner)

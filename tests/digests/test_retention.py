@@ -304,8 +304,7 @@ def test_sweep_goes_in_steps_and_rests(as_kee_then: Caller, monkeypatch: pytest.
 
 
 @pytest.mark.django_db(transaction=True)
-def test_locked_inbox_is_left_to_the_next_sweep() -> None:
-    kee = make_caller(make_tenant("acme"))
+def test_locked_inbox_is_left_to_the_next_sweep(kee: Caller) -> None:
     hexy = make_caller(make_tenant("globex"))
     for caller in (kee, hexy):
         with acting_as(caller):
@@ -360,9 +359,7 @@ def retaining(done: threading.Event) -> Callable[[], int]:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_retention_beside_posts_acks_reads_and_flushes() -> None:
-    tenant = make_tenant("acme")
-    kee, hexy = make_caller(tenant), make_caller(tenant, "Hexy")
+def test_retention_beside_posts_acks_reads_and_flushes(kee: Caller, hexy: Caller) -> None:
     roots = []
     for caller in (kee, hexy):
         with acting_as(caller):

@@ -7,7 +7,6 @@ import pytest
 from apps.digests import selectors as inboxes
 from apps.executions.models import Execution
 from apps.executions.states import Strategy
-from apps.memory import services as memory
 from apps.plans.shapes import Budget
 from apps.principals.models import Principal, Tenant
 from apps.principals.scopes import Kind
@@ -31,8 +30,9 @@ from tests.executions.making import (
     run,
 )
 from tests.executions.workers import WorkerServer
-from tests.factories import T0, make_caller
-from tests.memory.subjects import observations
+from tests.factories import make_caller
+from tests.memory.subjects import observations, observe
+from tests.memory.test_promoting import LEARNED, allow
 
 FAILS = call_step("a", "break_down", critical=True)
 
@@ -145,28 +145,7 @@ def test_bad_end_between_delegates_is_announced_to_both(tenant: Tenant, server: 
     assert sorted(receipts_of(manager)) == ([of_owner] if cancels else [of_owner, of_asker])
 
 
-LEARNED = "The nightly build of the parser fails on Mondays."
-
-
 ASKED = {"promote": True, "domain": "builds", "observation": LEARNED, "reasoning": "Seen thrice", "confidence": 0.9}
-
-
-@pytest.fixture
-def coder(tenant: Tenant) -> Caller:
-    """A DeleGate that asks another, the tenant's root, to carry something out."""
-    return make_caller(tenant, "coder", Kind.DELEGATE)
-
-
-def allow(author: Caller) -> None:
-    with author.acting():
-        memory.set_promotion_policy(
-            author=author,
-            delegate=DELEGATE,
-            domains=["builds"],
-            confidence_threshold=0.8,
-            requires_novel=True,
-            now=T0,
-        )
 
 
 def execute_with_recommendation(owner: Caller, tenant: Tenant, server: WorkerServer, asked: Any = ASKED) -> Execution:
@@ -193,7 +172,8 @@ def learned(caller: Caller) -> list[tuple[str, str, list[str]]]:
 def test_policy_promotes_a_recommendation_at_the_end(
     kee: Caller, coder: Caller, tenant: Tenant, server: WorkerServer
 ) -> None:
-    allow(kee)
+    with kee.acting():
+        allow(kee, DELEGATE)
     execution = execute_with_recommendation(coder, tenant, server)
 
     done = report(coder, execution)
@@ -206,25 +186,16 @@ def test_policy_promotes_a_recommendation_at_the_end(
         assert outcome["promoted_as"] == observations().get(text=LEARNED).ref
 
 
-@pytest.mark.parametrize(
-    ("change", "verdict"),
-    [
-        (None, "no_policy"),
-        ({"domain": "people"}, "other_domain"),
-        ({"confidence": 0.79}, "not_sure_enough"),
-        ({}, "known_already"),
-    ],
-)
+@pytest.mark.parametrize(("domain", "verdict"), [("people", "other_domain"), ("builds", "known_already")])
 def test_recommendation_that_is_not_promoted_is_reported(
-    kee: Caller, coder: Caller, tenant: Tenant, server: WorkerServer, *, change: dict[str, Any] | None, verdict: str
+    kee: Caller, coder: Caller, tenant: Tenant, server: WorkerServer, *, domain: str, verdict: str
 ) -> None:
-    if change is not None:
-        allow(kee)
-    if verdict == "known_already":
-        with kee.acting():
-            memory.store_observation(author=kee, text=LEARNED, domain="builds", now=T0)
+    with kee.acting():
+        allow(kee, DELEGATE)
+        if verdict == "known_already":
+            observe(kee, LEARNED, domain="builds")
 
-    execution = execute_with_recommendation(coder, tenant, server, {**ASKED, **(change or {})})
+    execution = execute_with_recommendation(coder, tenant, server, {**ASKED, "domain": domain})
 
     outcome = verdict_of(coder, execution)
     assert (outcome["verdict"], outcome["promote"]) == (verdict, verdict != "known_already")

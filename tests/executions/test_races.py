@@ -5,7 +5,6 @@ from collections.abc import Callable
 from contextlib import closing
 from datetime import datetime, timedelta
 from decimal import Decimal
-from time import monotonic
 from typing import Any
 
 import pytest
@@ -44,7 +43,7 @@ from tests.executions.making import (
 )
 from tests.executions.workers import WorkerServer
 from tests.factories import make_caller
-from tests.waiters import Other, together, until_somebody_waits_for_this_transaction
+from tests.waiters import Other, together, until, until_somebody_waits_for_this_transaction
 
 pytestmark = [pytest.mark.ci, pytest.mark.django_db(transaction=True)]
 
@@ -129,9 +128,7 @@ def test_claim_is_renewed_during_the_call(kee: Caller, server: WorkerServer, mon
             return ExecutionStep.objects.get(execution=execution, step_id="a").call_expires_at
 
     first = expiry()
-    deadline = monotonic() + 20
-    while expiry() == first:
-        assert monotonic() < deadline, "nobody renews the claim"
+    until(lambda: expiry() != first, "nobody renews the claim", seconds=20)
     server.gate.set()
     assert caller.ends() is None
 

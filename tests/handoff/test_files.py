@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from collections import Counter
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta, timezone
@@ -31,6 +30,7 @@ from tests.handoff.conftest import (
     leave,
     make_repository,
 )
+from tests.waiters import until
 
 WRITE = """
 inbox.leave(Item(from_session="s", kind=Kind.LEARNING, priority=Priority.LOW, created=NOW, body=f"{number}\\n"), now=NOW)
@@ -75,10 +75,7 @@ def start_reading(root: Path, many: int) -> "subprocess.Popen[bytes]":
         stdout=subprocess.PIPE,
         env=environment(),
     )
-    until = time.monotonic() + 30
-    while time.monotonic() < until and not is_read(root):
-        time.sleep(0.02)
-    assert is_read(root)
+    until(lambda: is_read(root), "nobody reads", seconds=30)
     return process
 
 

@@ -17,7 +17,7 @@ from apps.principals.models import Tenant
 from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller, acting_as
 from apps.receipts.models import Receipt
-from tests.factories import T0, make_caller, make_tenant, make_token
+from tests.factories import T0, make_caller, make_token
 from tests.handoff.conftest import BASE, LEFT, Hub
 from tests.mcp.raw import modern
 from tests.waiters import at_once
@@ -149,8 +149,7 @@ def test_inherit_takes_a_constant_number_of_statements(as_kee: Caller) -> None:
     assert counts[0] == counts[1]
 
 
-def test_concurrent_sessions_share_the_items(transactional_db: None) -> None:
-    kee = make_caller(make_tenant("acme"))
+def test_concurrent_sessions_share_the_items(transactional_db: None, kee: Caller) -> None:
     with acting_as(kee):
         for number in range(20):
             services.leave(author=kee, recipient_id=kee.principal_id, note=note(str(number)), now=T0)
@@ -164,8 +163,7 @@ def test_concurrent_sessions_share_the_items(transactional_db: None) -> None:
     assert sorted(chain.from_iterable(shown)) == sorted(str(number) for number in range(20))
 
 
-def test_same_note_left_concurrently_is_one_receipt(transactional_db: None) -> None:
-    kee = make_caller(make_tenant("acme"))
+def test_same_note_left_concurrently_is_one_receipt(transactional_db: None, kee: Caller) -> None:
 
     def leave() -> LeftOutput:
         with acting_as(kee):

@@ -37,7 +37,7 @@ from tests.executions.workers import WorkerServer
 from tests.factories import T0, make_caller, make_token
 from tests.server import Server, end_server, start_server
 from tests.tasks.making import lease_one, make_type, queue, release
-from tests.waiters import later, until_heard
+from tests.waiters import later, run, until_heard
 
 pytestmark = pytest.mark.ci
 
@@ -119,14 +119,6 @@ async def stream(
 
 def shown(page: Any) -> list[str]:
     return [receipt for entry in page["entries"] for receipt in entry["receipt_ids"]]
-
-
-def run(story: Callable[[], Awaitable[Any]], *, within: float = 60) -> Any:
-    async def bounded() -> Any:
-        with anyio.fail_after(within):
-            return await story()
-
-    return anyio.run(bounded)
 
 
 async def while_waiting(

@@ -71,13 +71,6 @@ def token(principal: str, kind: str, *scopes: str, source: str | None = None) ->
     return ["--principal", principal, "--kind", kind, *source_system, *scope_arguments]
 
 
-@contextmanager
-def deployment(tokens: Mapping[str, list[str]]) -> Iterator[Ground]:
-    """A whole product of its own, which trusts the key that its departments sign with."""
-    with prepared(settings="config.settings", tokens=tokens) as ground:
-        yield ground
-
-
 def start_bundled(ground: Ground, names: tuple[str, ...], worker_tokens: Mapping[str, str]) -> None:
     """The workers that come with the product, as its supervisor starts them."""
     for name in names:
@@ -147,16 +140,14 @@ class Fact:
     event_type: str
     recipient: str
     surface: str
-    summary: str
     caused_by_ref: str | None
     caused_by: str | None
     pairs_with: str | None
-    plan_id: str | None
 
 
 _FACTS: Final = """
-    select r.receipt_id, r.event_type, q.name, r.surface, r.summary, r.caused_by_ref, c.receipt_id, p.receipt_id,
-           r.metadata ->> 'plan_id'
+    select jsonb_build_object('receipt_id', r.receipt_id, 'event_type', r.event_type, 'recipient', q.name,
+        'surface', r.surface, 'caused_by_ref', r.caused_by_ref, 'caused_by', c.receipt_id, 'pairs_with', p.receipt_id)
     from receipts_receipt r join principals_principal q on q.id = r.recipient_id
     left join receipts_receipt c on c.id = r.caused_by_id
     left join receipts_receipt p on p.id = r.pairs_with_id
@@ -166,12 +157,7 @@ _FACTS: Final = """
 
 def facts(ground: Ground) -> dict[str, Fact]:
     """Every receipt of a deployment, by its id."""
-    rows = ground.ask_database(_FACTS)
-    names = (
-        *("receipt_id", "event_type", "recipient", "surface", "summary", "caused_by_ref", "caused_by"),
-        *("pairs_with", "plan_id"),
-    )
-    return {row[0]: Fact(**dict(zip(names, row, strict=True))) for row in rows}
+    return {row["receipt_id"]: Fact(**row) for (row,) in ground.ask_database(_FACTS)}
 
 
 def upwards(known: Mapping[str, Fact], receipt_id: str) -> list[Fact]:
@@ -222,7 +208,7 @@ def deployment_of(department: Department, home: Ground) -> Iterator[Ground]:
         "operator": token("Ada", "ai", "admin"),
         **{name: token(name, "worker", *WORKER) for name in department.pool},
     }
-    with deployment(tokens) as away:
+    with prepared(settings="config.settings", tokens=tokens) as away:
         operator = away.tokens["operator"]
         secret = home.tokens[f"deliveries of {department.name}"]
         target = {"url": home.url, "token": secret, "known_as": department.name}
@@ -248,7 +234,7 @@ def test_departments_of_their_own_deployments_report_home_and_the_chain_goes_thr
         tokens[f"deliveries of {one.name}"] = token(
             f"deliveries-of-{one.name}", "service", "receipts:write", source=one.name
         )
-    with deployment(tokens) as home, ExitStack() as others:
+    with prepared(settings="config.settings", tokens=tokens) as home, ExitStack() as others:
         away = {one.name: others.enter_context(deployment_of(one, home)) for one in departments}
         kee = home.tokens["kee"]
         workers_ready(home, kee, tuple(away))

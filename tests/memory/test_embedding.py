@@ -21,7 +21,7 @@ from apps.memory.shapes import RecalledMemory
 from apps.memory.vectors import NotEmbedded, embed_memories, meaning_of
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from benchmarks.data import read_conversations
-from benchmarks.suites.recall import Figures, measure
+from benchmarks.suites.recall import measure
 from tests.factories import T0, make_caller, make_tenant
 from tests.memory.meanings import (
     DIMENSIONS,
@@ -196,7 +196,7 @@ def test_bad_embedder_takes_nearly_no_hits_away(transactional_db: None, settings
     for embed in (by_chance, by_words):
         with endpoint(settings, answers(embed)):
             found = measure(conversations, prefix=embed.__name__.replace("_", "-"))
-        assert min(Figures.share(found.messages[k]) - Figures.share(without.messages[k]) for k in (5, 10)) >= -1.5
+        assert min(found.shares["messages", k] - without.shares["messages", k] for k in (5, 10)) >= -1.5
 
 
 # When it is told what.

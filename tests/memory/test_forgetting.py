@@ -68,14 +68,9 @@ from tests.tasks import making as tasks
 from tests.waiters import Other, acting, at_once, until_somebody_waits_for_this_transaction
 from tests.workers.factories import NOTHING, make_manifest
 
-pytestmark = pytest.mark.usefixtures("own_artifacts")
+pytestmark = pytest.mark.usefixtures("own_artifacts", "transactional_db")
 
 BOB = "USER:bob"
-
-
-@pytest.fixture
-def kee(transactional_db: None) -> Caller:
-    return make_caller(make_tenant("acme"))
 
 
 def forget(author: Caller, subject_id: str = ALICE, **given: Any) -> ForgottenOutput:
@@ -121,7 +116,7 @@ def test_subject_goes_with_its_rows_and_their_index(as_kee: Caller) -> None:
             ask()
 
 
-def test_rows_of_every_room_that_name_it_by_key_lose_their_texts(transactional_db: None) -> None:
+def test_rows_of_every_room_that_name_it_by_key_lose_their_texts() -> None:
     kee = plant()
     with acting_as(kee):
         before = Receipt.objects.count()

@@ -12,9 +12,8 @@ from apps.memory import selectors, services
 from apps.memory.models import Memory, Subject
 from apps.memory.services import Outcome
 from apps.memory.states import ItemType, Kind
-from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
-from tests.factories import T0, make_caller, make_tenant, refused
+from tests.factories import T0, refused
 from tests.memory.subjects import ALICE, DAY, TICK, add, envelope, facts, items, observe, remember, rev, revise
 from tests.waiters import acting, at_once
 
@@ -23,11 +22,6 @@ BOB = "USER:bob"
 
 def history(subject: Subject, **asked: Any) -> list[str]:
     return sorted(item.text for item in selectors.items(subject, **{"now": T0, **asked}))
-
-
-@pytest.fixture
-def lee(tenant: Tenant) -> Caller:
-    return make_caller(tenant, "Lee")
 
 
 @pytest.fixture
@@ -309,8 +303,7 @@ def test_database_refuses_rewriting_and_impossible_superseding(as_kee: Caller, a
             Memory.objects.filter(pk=older.pk).update(**values)
 
 
-def test_of_rivals_in_one_slot_one_answer_stands(transactional_db: None) -> None:
-    kee = make_caller(make_tenant("acme"))
+def test_of_rivals_in_one_slot_one_answer_stands(transactional_db: None, kee: Caller) -> None:
     with acting_as(kee):
         subject = add(kee)
 

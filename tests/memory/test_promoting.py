@@ -1,5 +1,7 @@
 """Promotion: what a DeleGate may store by its policy, and what it may store without."""
 
+from typing import Any
+
 import pytest
 
 from apps.memory import services
@@ -9,24 +11,16 @@ from apps.memory.shapes import PromotionOutput
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind, Scope
 from apps.principals.tenancy import Caller, acting_as
-from tests.factories import T0, ask, make_caller, make_tenant, make_token, refused
+from tests.factories import T0, ask, make_caller, make_token, refused
 from tests.memory.subjects import ALICE, add, observations, observe, revise
 from tests.waiters import acting, at_once
 
 LEARNED = "The nightly build of the parser fails on Mondays."
 
 
-@pytest.fixture
-def coder(tenant: Tenant) -> Caller:
-    return make_caller(tenant, "coder", Kind.DELEGATE)
-
-
-def allow(
-    author: Caller, *, domains: tuple[str, ...] = ("builds",), threshold: float = 0.7, novel: bool = True
-) -> None:
-    services.set_promotion_policy(
-        author=author, delegate="coder", domains=domains, confidence_threshold=threshold, requires_novel=novel, now=T0
-    )
+def allow(author: Caller, delegate: str = "coder", **changes: Any) -> None:
+    policy = {"domains": ("builds",), "confidence_threshold": 0.7, "requires_novel": True, **changes}
+    services.set_promotion_policy(author=author, delegate=delegate, now=T0, **policy)
 
 
 def learn(delegate: Caller, text: str = LEARNED, *, domain: str = "builds", confidence: float = 0.7) -> PromotionOutput:
@@ -55,7 +49,7 @@ def test_text_that_memory_holds_is_not_novel(as_kee: Caller, coder: Caller) -> N
     assert observations().count() == 1
     for other in (LEARNED.replace("fails", "never fails"), LEARNED.replace("Mondays", "Tuesdays")):
         assert learn(coder, other).verdict == Verdict.PROMOTED
-    allow(as_kee, novel=False)
+    allow(as_kee, requires_novel=False)
     assert learn(coder).verdict == Verdict.PROMOTED
 
 
@@ -92,9 +86,7 @@ def test_only_delegates_have_policies(as_kee: Caller, tenant: Tenant) -> None:
     assert not PromotionPolicy.objects.exists()
 
 
-def test_of_rivals_with_the_same_text_one_is_novel(transactional_db: None) -> None:
-    tenant = make_tenant("acme")
-    kee, coder = make_caller(tenant), make_caller(tenant, "coder", Kind.DELEGATE)
+def test_of_rivals_with_the_same_text_one_is_novel(transactional_db: None, kee: Caller, coder: Caller) -> None:
     with acting_as(kee):
         allow(kee)
     verdicts = at_once(*[acting(coder, lambda: learn(coder).verdict)] * 4)

@@ -21,7 +21,7 @@ from apps.memory.texts import tokens
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from benchmarks.data import read_conversations
-from benchmarks.suites.recall import Figures, measure
+from benchmarks.suites.recall import measure
 from tests.factories import T0, make_caller, make_tenant, refused
 from tests.memory.subjects import ALICE, DAY, add, observations, observe, remember, revise
 from tests.waiters import Other, acting, at_once, until_somebody_waits_for_this_transaction
@@ -276,8 +276,7 @@ def known(caller: Caller, query: str, *, day: float, **given: Any) -> RecalledMe
 
 
 @pytest.mark.parametrize("query", ["builds", ""])
-def test_pattern_reads_as_of_before_as_its_revision_then(as_kee: Caller, tenant: Tenant, query: str) -> None:
-    lee = make_caller(tenant, "Lee")
+def test_pattern_reads_as_of_before_as_its_revision_then(as_kee: Caller, lee: Caller, query: str) -> None:
     revise(as_kee, "Fast.", now=T0 + 0 * DAY, confidence=0.9)
     with acting_as(lee):
         revise(lee, "Slow.", now=T0 + 2 * DAY, confidence=0.7)
@@ -295,8 +294,7 @@ def test_pattern_reads_as_of_before_as_its_revision_then(as_kee: Caller, tenant:
 
 
 @pytest.mark.parametrize("query", ["python", ""])
-def test_concept_reads_as_of_before_as_described_then(as_kee: Caller, tenant: Tenant, query: str) -> None:
-    lee = make_caller(tenant, "Lee")
+def test_concept_reads_as_of_before_as_described_then(as_kee: Caller, lee: Caller, query: str) -> None:
     concept(as_kee, day=0)
     concept(as_kee, day=1, concept_type="language", description="A snake.", metadata={"v": 1})
     with acting_as(lee):
@@ -477,8 +475,7 @@ def test_places_are_in_the_order_of_beginnings(as_kee: Caller) -> None:
     assert [text.split()[1] for text in by_place] == list("1234567")
 
 
-def test_messages_at_once_each_have_a_place(transactional_db: None) -> None:
-    kee = make_caller(make_tenant("acme"))
+def test_messages_at_once_each_have_a_place(transactional_db: None, kee: Caller) -> None:
 
     def speak(number: int) -> Callable[[], Any]:
         return acting(kee, lambda: say(kee, "c", f"walrus {number}"))
@@ -490,8 +487,7 @@ def test_messages_at_once_each_have_a_place(transactional_db: None) -> None:
 
 
 @pytest.mark.parametrize("is_undone", [True, False])
-def test_message_waits_for_who_begins_the_conversation(transactional_db: None, is_undone: bool) -> None:
-    kee = make_caller(make_tenant("acme"))
+def test_message_waits_for_who_begins_the_conversation(transactional_db: None, is_undone: bool, kee: Caller) -> None:
     with acting_as(kee):
         say(kee, "c", "The one.")
         other = Other(acting(kee, lambda: say(kee, "c", "The other.")))
@@ -540,7 +536,7 @@ def test_evidence_is_found_as_often_as_promised(transactional_db: None) -> None:
     """The conversations and the answers were written down before any part of the ranking was chosen."""
     figures = measure(read_conversations(CONVERSATIONS))
     assert (len(figures.seconds), figures.missing) == (110, 0)
-    assert Figures.share(figures.messages[5]) >= 72
-    assert Figures.share(figures.messages[10]) >= 80
-    assert Figures.share(figures.sessions[5]) >= 90
-    assert Figures.share(figures.sessions[10]) >= 95
+    assert figures.shares["messages", 5] >= 72
+    assert figures.shares["messages", 10] >= 80
+    assert figures.shares["sessions", 5] >= 90
+    assert figures.shares["sessions", 10] >= 95

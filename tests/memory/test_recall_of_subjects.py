@@ -18,7 +18,7 @@ from apps.memory.shapes import RecalledMemory
 from apps.memory.sql import held
 from apps.memory.states import ItemType, Kind
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
-from tests.factories import T0, at, make_caller, make_tenant, refused
+from tests.factories import T0, at, refused
 from tests.memory.subjects import (
     ALICE,
     DAY,
@@ -222,8 +222,7 @@ def test_rules_of_a_subject_hold_for_recall(as_kee: Caller) -> None:
     assert texts(as_kee) == texts(as_kee, "loves") == []
 
 
-def test_forgotten_memories_are_neither_found_nor_counted(transactional_db: None) -> None:
-    kee = make_caller(make_tenant("acme"))
+def test_forgotten_memories_are_neither_found_nor_counted(transactional_db: None, kee: Caller) -> None:
     with acting_as(kee):
         add(kee)
         add(kee, "USER:bob")
@@ -257,8 +256,9 @@ def test_superseded_message_is_not_counted_when_moved_or_forgotten(as_kee: Calle
 
 
 @pytest.mark.parametrize("tick", [search.fold_totals, partial(search.count_frequencies, 1)], ids=["folded", "counted"])
-def test_job_does_not_write_again_what_is_forgotten(transactional_db: None, tick: Callable[[], object]) -> None:
-    kee = make_caller(make_tenant("acme"))
+def test_job_does_not_write_again_what_is_forgotten(
+    transactional_db: None, tick: Callable[[], object], kee: Caller
+) -> None:
     with acting_as(kee):
         add(kee)
         for number in range(3):
@@ -277,8 +277,7 @@ def test_job_does_not_write_again_what_is_forgotten(transactional_db: None, tick
         assert not TermFrequency.objects.exists()
 
 
-def test_jobs_skip_while_something_is_forgotten(transactional_db: None) -> None:
-    kee = make_caller(make_tenant("acme"))
+def test_jobs_skip_while_something_is_forgotten(transactional_db: None, kee: Caller) -> None:
     with acting_as(kee):
         add(kee)
         for number in range(3):

@@ -21,7 +21,7 @@ from apps.memory.shapes import RememberFact
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as
 from tests.digests.makers import post, post_grouped
-from tests.factories import T0, make_caller, make_tenant, refused
+from tests.factories import T0, make_caller, refused
 from tests.memory.subjects import ALICE, DAY, TICK, add, change, concepts, observe, patterns, record, remember, revise
 from tests.waiters import acting, at_once
 
@@ -207,8 +207,7 @@ def test_relationships_are_read_page_by_page(as_kee: Caller) -> None:
 # Rivals.
 
 
-def test_rival_writers_of_one_concept_and_pattern_all_succeed(transactional_db: None) -> None:
-    kee = make_caller(make_tenant("acme"))
+def test_rival_writers_of_one_concept_and_pattern_all_succeed(transactional_db: None, kee: Caller) -> None:
 
     def write(number: int) -> Callable[[], object]:
         def act() -> None:
@@ -223,8 +222,7 @@ def test_rival_writers_of_one_concept_and_pattern_all_succeed(transactional_db: 
         assert (patterns().get().revision, Revision.objects.filter(number__gte=1).count()) == (4, 3)
 
 
-def test_of_rivals_for_one_alias_one_wins(transactional_db: None) -> None:
-    kee = make_caller(make_tenant("acme"))
+def test_of_rivals_for_one_alias_one_wins(transactional_db: None, kee: Caller) -> None:
     rivals = [acting(kee, partial(concept, kee, f"language {number}", aliases=["snake"])) for number in range(6)]
     failures = [type(outcome) for outcome in at_once(*rivals) if isinstance(outcome, Exception)]
     assert failures == [AliasTaken] * 5
@@ -234,8 +232,7 @@ def test_of_rivals_for_one_alias_one_wins(transactional_db: None) -> None:
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_rivals_that_name_the_same_concepts_do_not_deadlock(transactional_db: None, known: bool) -> None:
-    kee = make_caller(make_tenant("acme"))
+def test_rivals_that_name_the_same_concepts_do_not_deadlock(transactional_db: None, known: bool, kee: Caller) -> None:
     if known:
         with acting_as(kee):
             concept(kee, "x")
@@ -287,8 +284,7 @@ def test_first_bootstrap_is_empty_and_names_the_receipt_form(tenant: Tenant, as_
             tools.memory_bootstrap(as_kee, tools.Bootstrap(ai_name=name))
 
 
-def test_bootstrap_shows_ten_newest_entries_and_counts_the_rest(tenant: Tenant, as_kee: Caller) -> None:
-    hexy = make_caller(tenant, "Hexy")
+def test_bootstrap_shows_ten_newest_entries_and_counts_the_rest(as_kee: Caller, hexy: Caller) -> None:
     posted = [post(as_kee) for _ in range(11)]
     owed = post(as_kee, poster=hexy, requires_action=True)
     awaited = post(hexy, poster=as_kee, requires_action=True)
@@ -310,8 +306,7 @@ def test_bootstrap_shows_ten_newest_entries_and_counts_the_rest(tenant: Tenant, 
     assert shown == set(newest)
 
 
-def test_twenty_first_bootstraps_at_once_all_answer(transactional_db: None) -> None:
-    kee = make_caller(make_tenant("acme"))
+def test_twenty_first_bootstraps_at_once_all_answer(transactional_db: None, kee: Caller) -> None:
     begin = partial(services.bootstrap, principal_id=kee.principal_id, tenant_id=kee.tenant_id, ai_name="Kee", now=T0)
     starts = at_once(*[acting(kee, begin)] * 20)
     assert [getattr(one, "inbox_unread_count", one) for one in starts] == [0] * 20

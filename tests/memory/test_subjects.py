@@ -47,11 +47,6 @@ BOB, NOBODY = "USER:bob", "USER:nobody"
 
 
 @pytest.fixture
-def lee(tenant: Tenant) -> Caller:
-    return make_caller(tenant, "Lee")
-
-
-@pytest.fixture
 def ada(tenant: Tenant) -> Caller:
     """An administrator."""
     ada = make_caller(tenant, "Ada")

@@ -21,9 +21,8 @@ from apps.workers import services as registry
 from apps.workers.shapes import OfferView as Offer
 from apps.workers.trust import Tier
 from tests.factories import T0
-from tests.workers.factories import enroll, make_key, make_manifest, signed
+from tests.workers.factories import NOTHING, enroll, make_key, make_manifest, signed
 
-NOTHING = {"filesystem": "none", "network": "none", "execution": "none"}
 STRING = {"type": "string"}
 STRINGS = {"type": "array", "items": STRING}
 INTEGER = {"type": "integer"}

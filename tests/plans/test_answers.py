@@ -17,9 +17,9 @@ from apps.principals.tenancy import Caller, acting_as
 from apps.receipts import selectors as receipts
 from apps.workers import services as workers
 from tests.factories import T0, ask, make_token
-from tests.plans.making import NOTHING, STRING, create, shape
+from tests.plans.making import STRING, create, shape
 from tests.waiters import at_once
-from tests.workers.factories import make_manifest
+from tests.workers.factories import NOTHING, make_manifest
 
 COLOURS = {"type": "string", "enum": ["red", "green"]}
 TAKES = shape("wall", "colour", wall=STRING, colour=COLOURS)

@@ -10,6 +10,7 @@ from apps.plans.catalogue import Catalogue, Tool
 from apps.plans.local.index import Library
 from apps.plans.local.proposing import propose
 from apps.plans.proposals import Asked, Evidence, Lack, Proposal, question_for
+from benchmarks.suites.planning import answer
 from tests.plans.making import FULL, INTEGER, NUMBER, STRING, STRINGS, UNBARRED, offer, shape, tool
 
 NOW = datetime(2026, 11, 24, 12, tzinfo=UTC)
@@ -100,12 +101,6 @@ def ask(intent: str, catalogue: Catalogue = OFFICE, **more: Any) -> Proposal:
     return propose(Asked(intent=intent, now=NOW, **more), library, catalogue)
 
 
-def answer(proposal: Proposal) -> str:
-    if proposal.missing or any(step.missing_params for step in proposal.steps):
-        return "refused" if proposal.missing else "asked"
-    return "ready" if proposal.is_ready else "to be confirmed"
-
-
 def calls(proposal: Proposal) -> list[tuple[str, dict[str, Any]]]:
     return [(str(step.tool_name), step.params or {}) for step in proposal.steps]
 
@@ -176,7 +171,7 @@ def test_call_is_ready_but_where_words_without_quotes_are_cut(intent: str, name:
     proposal = ask(intent)
 
     assert calls(proposal) == [(name, values)]
-    assert answer(proposal) == ("to be confirmed" if (intent, name, values) in CONFIRMED else "ready")
+    assert answer(proposal) == ("confirm" if (intent, name, values) in CONFIRMED else "ready")
 
 
 @pytest.mark.parametrize(
@@ -395,7 +390,7 @@ def test_noun_of_a_tool_may_be_the_verb_of_a_request() -> None:
     reminder = tool("set_reminder", "Set a reminder.", needs(text=STRING, at=MOMENT), shape())
     catalogue = Catalogue(1, [reminder], [offer("other", reminder, effects=["write"], tier="trusted")])
 
-    assert answer(ask("remind me on 2026-12-01 at 10:00 to buy bread", catalogue)) == "to be confirmed"
+    assert answer(ask("remind me on 2026-12-01 at 10:00 to buy bread", catalogue)) == "confirm"
 
 
 def test_own_words_of_a_tool_are_no_values_of_another() -> None:

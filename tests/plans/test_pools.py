@@ -18,9 +18,8 @@ from apps.workers import services as workers
 from tests.factories import T0, ask, make_caller, make_principal, make_tenant, make_token
 from tests.memory.subjects import concepts
 from tests.plans import making
-from tests.plans.making import NOTHING
 from tests.waiters import at_once
-from tests.workers.factories import make_manifest
+from tests.workers.factories import NOTHING, make_manifest
 
 
 def put(tenant: Tenant, name: str, *, parent: str = "delegate") -> Caller:

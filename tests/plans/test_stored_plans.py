@@ -24,9 +24,9 @@ from apps.receipts.models import Receipt
 from apps.workers import services as workers
 from apps.workers.models import Worker
 from tests.factories import T0, ask, make_caller, make_tenant, make_token, refused
-from tests.plans.making import NOTHING, STRING, STRINGS, create, register_example_workers, shape
+from tests.plans.making import STRING, STRINGS, create, register_example_workers, shape
 from tests.remote import says, serving
-from tests.workers.factories import make_manifest
+from tests.workers.factories import NOTHING, make_manifest
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from django.db.utils import IntegrityError, ProgrammingError
 from apps.core.rls import OF_OPERATORS, WITHOUT_TENANT
 from apps.core.sql import Logins
 from apps.principals.models import Principal, Tenant, TenantModel
-from apps.principals.tenancy import acting_as, acting_as_operator, acting_as_system
+from apps.principals.tenancy import Caller, acting_as, acting_as_operator, acting_as_system
 from config.stack.servers import LOGINS
 from tests.commands import with_database
 from tests.console.world import fill
@@ -185,15 +185,13 @@ def test_every_other_reference_has_a_constraint() -> None:
     assert without == {*UNCONSTRAINED.split()}
 
 
-def test_tenant_ends_with_the_transaction(transactional_db: None) -> None:
-    kee = make_caller(make_tenant("acme"))
+def test_tenant_ends_with_the_transaction(transactional_db: None, kee: Caller) -> None:
     with acting_as(kee):
         assert Principal.objects.count() == 3
     assert Principal.objects.count() == 0
 
 
-def test_nested_tenant_transaction_restores_the_system_role(db: None) -> None:
-    kee = make_caller(make_tenant("acme"))
+def test_nested_tenant_transaction_restores_the_system_role(kee: Caller) -> None:
     make_tenant("globex")
     with acting_as_system("test"):
         everyone = Principal.objects.count()

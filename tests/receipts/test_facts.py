@@ -44,8 +44,7 @@ def test_a_cause_that_arrives_later_is_linked_then(as_kee: Caller) -> None:
     assert chain_of("R.1") == [effect.receipt_id, "R.1"]
 
 
-def test_an_obligation_closes_with_the_receipt_that_pairs_with_it(tenant: Tenant, as_kee: Caller) -> None:
-    hexy = make_caller(tenant, "Hexy")
+def test_an_obligation_closes_with_the_receipt_that_pairs_with_it(as_kee: Caller, hexy: Caller) -> None:
     owed = ObligationDraft(debtor_id=hexy.principal_id, creditor_id=as_kee.principal_id)
     root = post(as_kee, surface="ledger", obligation=owed)
     asked = post(hexy, poster=as_kee, requires_action=True)

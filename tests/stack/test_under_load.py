@@ -9,10 +9,11 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Final
 
 import psycopg
@@ -46,10 +47,12 @@ _CONTRACT: Final = 'migrations.RemoveField("{model}", "later")'
 _HOT: Final = {"tasks": ("Task", "tasks_task"), "receipts": ("Receipt", "receipts_receipt")}
 
 
-def _hold(history: History) -> None:
-    """Hold a run to every promise, and print how much it was."""
+def _while(happens: Callable[[Ground, Random], None], *harms: str, seed: int) -> History:
+    """A run in which this happens, held to every promise. Prints how much it was."""
+    history = run(tasks=1, seed=seed, deal=lambda _: [Breakage(name=happens.__name__, apply=happens, harms=harms)])
     assert violations(history) == []
     print(f"{len(history.accepted):,} tasks, {len(history.receipts):,} receipts")
+    return history
 
 
 def _add_web(ground: Ground) -> None:
@@ -132,8 +135,7 @@ def test_an_upgrade_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         _manage(ground, "doctor")
 
     # While a web process ends, an answer may get lost on a kept connection. None may be a failure.
-    history = run(tasks=1, seed=20261129, deal=lambda _: [Breakage(name="upgrade", apply=upgrade, harms=("web",))])
-    _hold(history)
+    history = _while(upgrade, "web", seed=20261129)
     assert [call for call in history.calls if (call.status or 0) >= 500] == []
     assert min(len(history.accepted), len(history.receipts)) > 300
 
@@ -185,8 +187,7 @@ def test_a_full_disk_of_the_database_costs_only_answers() -> None:
             full.append(now())
             time.sleep(5)
 
-    history = run(tasks=1, seed=20261129, deal=lambda _: [Breakage(name="fill", apply=fill, harms=("database",))])
-    _hold(history)
+    history = _while(fill, "database", seed=20261129)
     during = [call for call in history.calls if full[0] < call.begin < full[1]]
     assert {call.status for call in during if (call.status or 0) >= 500} == {503}
     assert [call for call in history.calls if call.ok and call.begin > full[1]]
@@ -205,8 +206,7 @@ def test_a_frozen_process_of_two_harms_only_whom_it_answers() -> None:
         ground.pause("web-2", 75)  # longer than PostgreSQL waits for a transaction that does nothing
         time.sleep(5)
 
-    history = run(tasks=1, seed=20261130, deal=lambda _: [Breakage(name="freeze", apply=freeze, harms=("web",))])
-    _hold(history)
+    history = _while(freeze, "web", seed=20261130)
     (fault,) = (one for one in history.faults if one.name == "freeze")
     late = [call for call in history.calls if fault.begin + 40 < call.begin < fault.end - 10]
     assert sum(call.ok for call in late) > len(late) / 2
@@ -257,9 +257,7 @@ def test_a_standby_takes_over_with_all_that_was_acknowledged() -> None:
         moments.append(now())
         time.sleep(5)
 
-    deal = [Breakage(name="fail over", apply=fail_over, harms=("web", "database"))]
-    history = run(tasks=1, seed=20261201, deal=lambda _: list(deal))
-    _hold(history)
+    history = _while(fail_over, "web", "database", seed=20261201)
     killed, serves = moments
     assert [call for call in history.calls if call.ok and call.begin < killed]
     assert [call for call in history.calls if call.ok and call.begin > serves]
@@ -311,8 +309,7 @@ def test_requests_go_through_a_pooler_of_transactions() -> None:
         # What is locked for a session would never be let go.
         until(lambda: not ground.ask_database(_LEFT_LOCKED, "postgres"), "a lock is left", seconds=PATIENCE)
 
-    history = run(tasks=1, seed=20261203, deal=lambda _: [Breakage(name="pool", apply=put_between, harms=("web",))])
-    _hold(history)
+    history = _while(put_between, "web", seed=20261203)
     assert min(len(history.accepted), len(history.receipts)) > 300
 
 
@@ -353,6 +350,5 @@ def test_clocks_that_differ_by_twenty_minutes_break_no_promise(ahead: tuple[str,
         time.sleep(20)
 
     # Clocks stay as they are until everything has come to an end.
-    history = run(tasks=1, seed=20261202, deal=lambda _: [Breakage(name="move", apply=move, harms=("web",))])
-    _hold(history)
+    history = _while(move, "web", seed=20261202)
     assert min(len(history.accepted), len(history.receipts)) > 300

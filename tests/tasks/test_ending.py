@@ -225,9 +225,8 @@ def test_cancel_many_answers_the_status_of_each(tenant: Tenant, kee: Caller, wor
     assert snapshot(kee) == before
 
 
-def test_foreign_task_refuses_the_whole_cancellation(tenant: Tenant, kee: Caller) -> None:
+def test_foreign_task_refuses_the_whole_cancellation(kee: Caller, hexy: Caller) -> None:
     make_type(kee)
-    hexy = make_caller(tenant, "Hexy")
     mine, foreign = number(queue(kee)), number(queue(hexy))
     before = snapshot(kee)
     for other in (foreign, 10**15):
@@ -346,9 +345,8 @@ def retry(caller: Caller, task_id: int) -> QueuedTask:
         return operating.retry(caller=caller, task_id=task_id)
 
 
-def test_retry_makes_one_new_task_with_the_same_request(tenant: Tenant, kee: Caller, worker: Caller) -> None:
+def test_retry_makes_one_new_task_with_the_same_request(kee: Caller, hexy: Caller, worker: Caller) -> None:
     make_type(kee)
-    hexy = make_caller(tenant, "Hexy")
     asked: dict[str, Any] = {
         "recipient_ai": "Hexy",
         "priority": 7,
@@ -389,10 +387,9 @@ def test_only_failed_tasks_are_retried_by_their_parties(tenant: Tenant, kee: Cal
 
 
 def test_dead_letters_are_listed_newest_first_and_retried_once(
-    tenant: Tenant, kee: Caller, worker: Caller, monkeypatch: pytest.MonkeyPatch
+    tenant: Tenant, kee: Caller, worker: Caller, monkeypatch: pytest.MonkeyPatch, hexy: Caller
 ) -> None:
     make_type(kee)
-    hexy = make_caller(tenant, "Hexy")
     theirs = []
     for requester in (kee, hexy, kee, hexy, kee):
         queue(requester)

@@ -23,11 +23,6 @@ def listed(caller: Caller, **given: Any) -> tuple[list[str], str | None]:
 
 
 @pytest.fixture
-def lee(tenant: Tenant) -> Caller:
-    return make_caller(tenant, "Lee")
-
-
-@pytest.fixture
 def few(kee: Caller, lee: Caller, worker: Caller) -> dict[str, str]:
     """A task in each of several states, in the order in which they were queued."""
     making.make_type(kee, "index", schema={})

@@ -7,7 +7,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -25,6 +24,7 @@ from apps.workers.models import SourceEntry, Worker
 from apps.workers.trust import Tier
 from tests.factories import pass_time, refused
 from tests.server import end_server
+from tests.waiters import until
 from tests.workers.factories import NOTHING, READS_ONLY, add_source, enroll, make_key, register, signed
 
 pytestmark = pytest.mark.ci
@@ -121,15 +121,12 @@ def _free_port() -> int:
 
 
 def _listening(port: int) -> str:
-    give_up = time.monotonic() + STARTING
-    while time.monotonic() < give_up:
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-        except OSError:
-            time.sleep(0.1)
-        else:
-            return f"http://127.0.0.1:{port}/mcp"
-    raise AssertionError("the server does not listen")
+    def listens() -> bool:
+        with socket.socket() as asked:
+            return asked.connect_ex(("127.0.0.1", port)) == 0
+
+    until(listens, "the server does not listen", seconds=STARTING)
+    return f"http://127.0.0.1:{port}/mcp"
 
 
 def call(worker_id: str, tool_name: str, **params: Any) -> dict[str, Any]:
