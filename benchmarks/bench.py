@@ -20,7 +20,7 @@ from django.conf import settings
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller
 from benchmarks.measure import ClientFailed, Measure, Operation, Row, Work, drive
-from config.stack.processes import last_lines
+from config.stack.processes import last_lines, runs
 from config.stack.supervisor import CELERY_WORKERS, WEB, Supervisor, listen, readiness
 from tests.factories import make_caller, make_tenant, make_token
 from tests.waiters import until
@@ -111,17 +111,17 @@ class Bench:
         return self.webs(1)[0]
 
     def webs(self, count: int) -> tuple[str, list[psutil.Process]]:
-        """Where so many web processes answer together, and they."""
-        if count not in self._webs:
+        """Where so many web processes answer together, and they; others are started in place of some that ended."""
+        if count not in self._webs or not all(map(runs, self._webs[count][1])):
             with listen(None, None) as listener:
                 url = f"http://127.0.0.1:{listener.getsockname()[1]}"
                 # Every process of the product logs as it does everywhere.
                 environ = {"GATEHOUSE_LOG_LEVEL": "INFO", "GATEHOUSE_URL": url, "GATEHOUSE_PROCESS": "web"}
                 argv = WEB.format(fd=listener.fileno()).split()
-                started = [self.start(f"web-{count}-{number}", *argv, **environ) for number in range(count)]
+                started = [self.start(f"web-{len(self.servers.kept)}", *argv, **environ) for _ in range(count)]
             until(
                 lambda: readiness(url)[0] == HTTPStatus.OK and all(map(_is_at_rest, started)),
-                lambda: last_lines(self.servers.data.log(f"web-{count}-0")),
+                lambda: last_lines([*self.servers.kept.values()][-1].log),
                 seconds=PATIENCE,
             )
             self._webs[count] = url, started
