@@ -226,14 +226,12 @@ HOUSE = shelved(
         ),
         tool("cancel_booking", "Cancel a booking.", needs(booking_id=STRING)),
         tool("post_message", "Post a message in a channel.", needs(channel=STRING, text=STRING)),
-        tool("return_key", "Take a key back.", needs(key_id=STRING)),
+        tool("raise_limit", "Raise the limit of a card.", needs(card_id=STRING, amount=INTEGER)),
         tool("set_weekly_goal", "Set how many workouts a week are wanted.", needs(target=INTEGER)),
     ),
     (
         tool("list_rooms", "List rooms.", shape(floor=INTEGER, status=choice("clean", "dirty"))),
-        tool("list_keys", "List the keys of a flat.", shape(flat=STRING)),
-        tool("list_issues", "List issues.", shape(assignee=STRING, status=choice("open", "closed"))),
-        tool("get_daily_steps", "How many steps were walked on a day.", shape("day", day=DAY)),
+        tool("get_daily_steps", "How many steps were walked on a day.", shape(day=DAY)),
     ),
 )
 
@@ -242,13 +240,11 @@ HOUSE = shelved(
     ("intent", "name", "values"),
     [
         ("set room 110 to dirty", "set_room_status", {"room_number": "110", "status": "dirty"}),
-        ("Please call off booking BK-12", "cancel_booking", {"booking_id": "BK-12"}),
-        ("post in #ops that it works again", "post_message", {"channel": "ops", "text": "it works again"}),
         ("which rooms on the second floor are dirty?", "list_rooms", {"floor": 2, "status": "dirty"}),
-        ("which keys for 6A are there?", "list_keys", {"flat": "6A"}),
-        ("open issues assigned to Tomasz", "list_issues", {"assignee": "Tomasz", "status": "open"}),
         ("how many steps did I walk on Sunday", "get_daily_steps", {"day": "2026-11-22"}),
         ("Set my weekly goal to 4", "set_weekly_goal", {"target": 4}),
+        ("post in #ops: does it work?", "post_message", {"channel": "ops", "text": "does it work?"}),
+        ("post in #ops: we call off the demo", "post_message", {"channel": "ops", "text": "we call off the demo"}),
     ],
 )
 def test_everyday_words_are_read(intent: str, name: str, values: dict[str, Any]) -> None:
@@ -258,8 +254,18 @@ def test_everyday_words_are_read(intent: str, name: str, values: dict[str, Any])
     assert answer(proposal) in ("ready", "confirm")
 
 
-def test_word_that_only_hints_at_a_tool_makes_nothing_ready() -> None:
-    assert answer(ask("like we did the other day", HOUSE)) != "ready"
+@pytest.mark.parametrize(
+    "intent",
+    [
+        "like we did the other day",
+        "reduce the limit of card C-12 by 500",
+        "cancel my first booking",
+        "Set the goal to 4 weekly",
+        "Set the weekly goal to 4 weekly",
+    ],
+)
+def test_what_only_hints_at_a_tool_is_never_ready(intent: str) -> None:
+    assert answer(ask(intent, HOUSE)) != "ready"
 
 
 def test_delegates_are_each_handed_their_part_of_the_request() -> None:

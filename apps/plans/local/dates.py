@@ -40,6 +40,9 @@ _DONE: Final = frozenset(
     ["log", "logged", "track", "tracked", "recorded", "spent", "paid", "bought", "made", "taken", "done", "happened"]
 )
 """Words that tell that a day is over."""
+_DID: Final = frozenset(("did", "was", "were"))
+_ASKING: Final = words.GROUPS["question"] | _DID
+_ENDING: Final = frozenset((".", ",", ";", "?", "and"))
 _AFTER: Final = frozenset(("since", "after", "from", "starting", "beginning"))
 _BEFORE: Final = frozenset(("until", "till", "before", "by", "through"))
 _TIED: Final = _AFTER | _BEFORE | {"in", "during", "for", "of", "on", "to", "or", "between", "and"}
@@ -304,7 +307,8 @@ def _matches(text: str, spans: Sequence[tuple[int, int]], tokens: Sequence[Token
         if first < following or (start and text[start - 1] in "-/.#" and first != following + 1):
             continue
         before = [token.low for token in tokens[max(first - 2, 0) : first] if token.low != "the"]
-        is_asked = any(token.low in ("did", "was", "were") for token in tokens[:first])
+        ahead = [token.low for token in tokens[:first]]
+        is_asked = first > 0 and ahead[0] in _ASKING and not (_DID.isdisjoint(ahead) or _ENDING & {*ahead})
         is_over = (is_asked or not _DONE.isdisjoint((tokens[0].low, *before))) and _BEFORE.isdisjoint(before[-1:])
         past = before[-1:] == ["since"] or is_over
         for form, reader in _FORMS:

@@ -195,7 +195,7 @@ class Library:
         """Take a tool out, if it is there."""
         profile = self._profiles.pop(uid, None)
         if profile is not None:
-            self._verbs -= Counter(_verbs_in(profile))
+            self._verbs.subtract(_verbs_in(profile))
             self._sorts -= Counter(_sorts_in(profile))
             self._index.remove(uid)
             if self._index.is_stale:
@@ -342,8 +342,6 @@ def _profile(tool: Tool, services: frozenset[str]) -> Profile:
         about = [stem(word) for word in prose(str(param.schema.get("description", ""))) if word not in SMALL]
         choices = [word for choice in param.choices for word in choice.split()]
         groups += [(0.5 if param.type == "boolean" else 0.75, param.words), (0.55, choices), (0.5, about)]
-    # "assigned to Ann" speaks of an assignee.
-    groups += [(0.6, [stem(word[:-2]) for one in params for word in pieces(one.name) if word.endswith("ee")])]
     found: dict[str, float] = {}
     meanings: dict[int, float] = {}
     for sure, listed in groups:

@@ -232,7 +232,7 @@ class _Whole:
         """Does a word that changes what is asked for change nothing here?"""
         if low in GROUPS["bulk"]:
             return self.gentle
-        if low in GROUPS["repeat"] and low in pieces(self.profile.tool.name):  # get_daily_steps
+        if _is_named(self.part, place, self.profile):
             return True
         if low in GROUPS["question"] and self.part.question:
             return True
@@ -244,6 +244,12 @@ class _Whole:
         refers = any(one.evidence in (Evidence.STEP, Evidence.ASSUMED, Evidence.CONTEXT) for one in options.values())
         is_known = not self.part.number and (self.part.question or self.part.found or any(self.nouns.values()))
         return low in GROUPS["back"] and bool(refers or is_known)
+
+
+def _is_named(part: Part, place: int, profile: Profile) -> bool:
+    """Is a word for a repetition but the beginning of a tool's noun: the weekly goal of `set_weekly_goal`?"""
+    name, low = pieces(profile.tool.name), part.low(place)
+    return low in GROUPS["repeat"] and low in name and part.stems.get(place + 1, "") in profile.nouns
 
 
 def _tells_when(part: Part, place: int) -> bool:
@@ -260,8 +266,7 @@ def holding(part: Part, match: Match | None) -> tuple[str, ...]:
     for one in match.options.values() if match else ():
         if one.evidence == Evidence.CHOICE and part.low(one.first - 1) in GROUPS["repeat"]:  # every Monday
             kept |= 1 << (one.first - 1)
-    named = GROUPS["repeat"].intersection(pieces(match.profile.tool.name) if match else ())
-    kept |= mask_of(one.place for one in part.tokens if one.low in named)
+    kept |= mask_of(one.place for one in part.tokens if match and _is_named(part, one.place, match.profile))
     starts = {one.first for one in part.found}
     found = []
     for place in range(part.first, part.stop):

@@ -210,7 +210,7 @@ def _role(own: list[str], kind: str, item: Mapping[str, Any], description: str) 
         )
         priced = {*own, *words.prose(description)} & words.CURRENCIES.keys() - words.UNITS.keys()
         return (role if kept else "money" if priced else "number"), kinds
-    is_numbered = role == "name" and own[-1:] in (["number"], ["no"], ["code"])  # room_number
+    is_numbered = role == "name" and not {"number", "no", "code"}.isdisjoint(own[-1:])  # room_number
     if role == "knob" or is_numbered:  # digits of a card, not a count
         role, kinds = _ROLES[False, "id"]
     if role == "other":
@@ -276,7 +276,7 @@ def _of_unit(param: Param, found: Found) -> float:
 def _of_side(param: Param, found: Found) -> float:
     """How well an end of a range, or half of a pair, serves a param that is made for it, or for none."""
     if found.role in ("", "ordinal") or found.role == param.side:
-        return 0.5 if found.role == "ordinal" else 1.0
+        return 1.0 if found.role != "ordinal" else 0.0 if param.role == "id" else 0.5
     if {found.role, param.side} in ({"start", "end"}, {"left", "right"}):
         return 0.0
     return 0.6 if found.role in ("start", "end") and found.kind not in NUMERIC else 0.2

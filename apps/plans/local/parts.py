@@ -30,7 +30,6 @@ _LEADING: Final = frozenset({",", "to", "for"}).union(
     *(GROUPS[name] for name in ("polite", "modal", "pronoun", "joiner", "time"))
 )
 """Words that may stand before the verb."""
-_SUBJECTS: Final = GROUPS["subject"]
 _LISTED: Final = {"small": SMALL, "bound": BOUNDS, "mark": MARKS, "unplanned": UNPLANNED, "held": HELD}
 
 
@@ -121,7 +120,7 @@ def read_part(reading: Reading, first: int, stop: int, number: int, library: Lib
     behind = next((one.text for one in tokens[stop:] if one.low != "," and one.low not in GROUPS["polite"]), "")
     masks["foreign"] = mask_of(at for at in bits(masks["content"] & ~typed) if not library.has(stems[at]))
     masks["turning"] = mask_of(start for start in turnings(reading, stop, library) if first < start)
-    masks["proper"] = mask_of(one.place for one in within if one.text[0].isupper() and one.low not in _SUBJECTS)
+    masks["proper"] = mask_of(one.place for one in within if one.text[0].isupper() and one.low.partition("'")[0] != "i")
     asks = question or (verb_at < 0 and behind == "?")
     return Part(reading, first, stop, number, stems, found, verb_at, asks, masks)
 

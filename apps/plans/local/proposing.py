@@ -309,10 +309,7 @@ class Proposing:
             for one, match in acts
         )
         is_loose = draft.unknown or draft.told["fed"] > draft.told["fed.named"] or is_vague
-        is_hint = any(
-            match.named < SAME_ROOT and not (one.part.verb or one.part.question or match.options)
-            for one, match in draft.steps
-        )
+        is_hint = any(match.named < SAME_ROOT and not (one.part.verb or match.options) for one, match in draft.steps)
         return not (draft.told["unexplained.typed"] or is_hint or (acts and is_loose))
 
     def measured(self, draft: Draft) -> dict[str, float]:

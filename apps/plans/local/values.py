@@ -22,6 +22,9 @@ _RANGED: Final = frozenset((Kind.INTEGER, Kind.NUMBER, Kind.MONEY, Kind.QUANTITY
 _TIMES: Final = frozenset(unit for unit, (base, _) in words.RATIOS.items() if base == "time")
 _TABLES: Final = ((Kind.LANGUAGE, words.LANGUAGES), (Kind.CURRENCY, words.CURRENCIES), (Kind.COUNTRY, words.COUNTRIES))
 _CODE: Final = 2
+_BEGINNING: Final = words.GROUPS["polite"] | words.GROUPS["modal"] | {",", ";", ".", "and", "then", "to", "you"}
+"""What stands before a phrasal verb that asks for something."""
+_SAYING: Final = frozenset((":", "that", "saying"))
 _BACK: Final = frozenset(("last", "past"))
 
 
@@ -58,7 +61,8 @@ def read(text: str, now: datetime, spelt: Callable[[str], str] | None = None) ->
 
 def _repaired(text: str, tokens: Sequence[Token], spelt: Callable[[str], str]) -> str:
     for one in reversed(tokens):
-        is_first = not one.place or tokens[one.place - 1].low in words.SMALL | {",", ";", "."}
+        ahead = [token.low for token in tokens[: one.place]]
+        is_first = not ahead or (ahead[-1] in _BEGINNING and _SAYING.isdisjoint(ahead))
         for said in (tokens[one.place : one.place + size] for size in (3, 2) if is_first):
             if (phrase := " ".join(token.low for token in said)) in words.PHRASES and spelt(phrase) != phrase:
                 text = f"{text[: one.start]}{spelt(phrase)}{text[said[-1].end :]}"
