@@ -126,14 +126,16 @@ class Data(BaseModel):
 def read_planning(folder: Path) -> Data:
     """Read a folder for planning: `tools.json`, `test.jsonl` and, if there is one, `history.jsonl`.
 
-    :raises BadData: if a file is not of its form.
+    :raises BadData: if a file is missing or not of its form.
     """
-    path, past = folder / "tools.json", folder / "history.jsonl"
+    path, past, test = (folder / name for name in ("tools.json", "history.jsonl", "test.jsonl"))
+    if lacks := [one for one in (path, test) if not one.is_file()]:
+        raise BadData(f"There is no {lacks[0]}: {_PLANNER} says what is in the folder.")
     tools = _read(Annotated[list[_Tool], Field(min_length=1)], path.read_bytes(), path, _PLANNER)
     return Data(
         tools=tuple(tool.described() for tool in tools),
         history=_examples(past) if past.exists() else (),
-        test=_examples(folder / "test.jsonl"),
+        test=_examples(test),
     )
 
 
