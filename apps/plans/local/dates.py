@@ -301,14 +301,18 @@ def dates_in(text: str, spans: Sequence[tuple[int, int]], tokens: Sequence[Token
 
 def _matches(text: str, spans: Sequence[tuple[int, int]], tokens: Sequence[Token], now: datetime) -> Iterator[_Match]:
     ends = {end - (2 if tokens[at].low.endswith("'s") else 0): at for at, (_, end) in enumerate(spans)}
-    late = not _LATE.isdisjoint(token.low for token in tokens)
+    lows = [token.low for token in tokens]
+    late = not _LATE.isdisjoint(lows)
+    # "How many did I sell on Sunday" asks for what is over, up to where its clause ends.
+    ended = next((at for at, low in enumerate(lows) if low in _ENDING), len(lows))
+    asking = lows[:ended] if lows and lows[0] in _ASKING else []
+    did = next((at for at, low in enumerate(asking) if low in _DID), ended)
     day, following = now.date(), 0
     for first, (start, _) in enumerate(spans):
         if first < following or (start and text[start - 1] in "-/.#" and first != following + 1):
             continue
         before = [token.low for token in tokens[max(first - 2, 0) : first] if token.low != "the"]
-        ahead = [token.low for token in tokens[:first]]
-        is_asked = first > 0 and ahead[0] in _ASKING and not (_DID.isdisjoint(ahead) or _ENDING & {*ahead})
+        is_asked = did < first <= ended
         is_over = (is_asked or not _DONE.isdisjoint((tokens[0].low, *before))) and _BEFORE.isdisjoint(before[-1:])
         past = before[-1:] == ["since"] or is_over
         for form, reader in _FORMS:

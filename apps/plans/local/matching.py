@@ -122,8 +122,8 @@ class _Whole:
     def __init__(self, matcher: Matcher, part: Part, profile: Profile, explained: Mapping[int, float]) -> None:
         self.part, self.profile, self.library, self.explained = part, profile, matcher.library, explained
         self.gentle = matcher.is_gentle(profile.tool.uid)
-        is_showing = any(near(profile.verb, one) >= SAME_ROOT for one in ACTS["showing"])
-        self.acts = not (self.gentle or is_showing)
+        shows = (near(profile.verb, one) >= SAME_ROOT for one in ACTS["showing"])
+        self.acts = part.question and not (self.gentle or any(shows))
         # "Email Ann", where no tool emails and one sends emails.
         least = FIRM if part.verb in ACTS["sending"] else SAME_ROOT
         is_noun = any(near(part.verb, noun) >= least for noun in profile.nouns)
@@ -151,10 +151,11 @@ class _Whole:
         missing = tuple(param.name for param in profile.params if param.required and param.name not in options)
         required = sum(param.required and param.name in options for param in profile.params)
         plural = (part.low(at) for at, said in self.nouns.items() if said and not used >> at & 1)
-        ways = {part.low(at) for at in part.stems if not used >> at & 1 and self._is_way(at, used)} & WAYS
+        free = (at for at in part.stems if not used >> at & 1 and self._is_way(at, used))
+        ways = {part.low(at) for at in free} & WAYS if profile.ways else frozenset()
         told |= {
             "way": len(ways & profile.ways),
-            "way.other": bool(ways and profile.ways) and ways.isdisjoint(profile.ways),
+            "way.other": bool(ways) and ways.isdisjoint(profile.ways),
             "inverted": sum(
                 one.kind is not None and one.kind == other.kind and one.first > other.first
                 for one, other in combinations([options[one.name] for one in profile.params if one.name in options], 2)
@@ -248,8 +249,10 @@ class _Whole:
 
 def _is_named(part: Part, place: int, profile: Profile) -> bool:
     """Is a word for a repetition but the beginning of a tool's noun: the weekly goal of `set_weekly_goal`?"""
-    name, low = pieces(profile.tool.name), part.low(place)
-    return low in GROUPS["repeat"] and low in name and part.stems.get(place + 1, "") in profile.nouns
+    low = part.low(place)
+    return (
+        low in GROUPS["repeat"] and low in pieces(profile.tool.name) and part.stems.get(place + 1, "") in profile.nouns
+    )
 
 
 def _tells_when(part: Part, place: int) -> bool:

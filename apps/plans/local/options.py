@@ -324,9 +324,8 @@ class Options:
         for _, first, last, told in sorted(found, key=lambda one: -one[0])[:_MOST]:
             text = self.part.words(first, last)
             text = text if sort == "text" else re.sub(r"['’]s$", "", text)
-            behind = [one.text for one in part.reading.tokens[last + 1 : last + 2] if one.text in "!?"]
             if sort == "text" and part.low(first - 1) == ":" and last + 1 == part.stop:
-                text += "".join(behind)
+                text += "".join(one.text for one in part.reading.tokens[last + 1 : last + 2] if one.text in "!?")
             option = self._option(_items(text) if param.array else text, Evidence.CUT, told, first, last)
             head, _, rest = text.partition(" ")
             is_half = not _NAMED_HALF.isdisjoint(param.words)

@@ -26,6 +26,9 @@ _OBJECTS: Final = frozenset({"the", "my", "our", "a", "an", "this", "all", "it",
 """Words that stand behind a verb, so that what stands before them is one: "vacuum the kitchen"."""
 _ANYONE: Final = frozenset({"i", "we", "it", "they", "anybody", "anyone", "the"})
 _ASKING: Final = GROUPS["question"] | GROUPS["be"] | GROUPS["have"] | {"any"}
+_NAMING: Final = GROUPS["article"] | GROUPS["preposition"] - {"to"}
+"""What stands before a noun: "the status of the repair"."""
+_INVERTED: Final = GROUPS["be"] | {"do", "does", "did"}
 _LEADING: Final = frozenset({",", "to", "for"}).union(
     *(GROUPS[name] for name in ("polite", "modal", "pronoun", "joiner", "time"))
 )
@@ -149,7 +152,6 @@ def _verb(
         acts = library.is_verb(stems[begun]) or (follows in _OBJECTS and library.knows(stems[begun]))
         if acts and not _is_plural(tokens[begun].low):
             return begun, False
-    behind = GROUPS["article"] | GROUPS["preposition"] - {"to"}  # "the status of the repair"
     state = next((place + 1 for place in plain if tokens[place].low in GROUPS["be"] and place + 1 in plain), -1)
     if state > 0 and stems[state] in VERBS:
         return state, False
@@ -157,7 +159,7 @@ def _verb(
         place
         for place in plain
         if place < first + _VERB_WITHIN and tokens[place].low not in SMALL and not _is_plural(tokens[place].low)
-        if place == begun or not (tokens[place].low.endswith("ing") or tokens[place - 1].low in behind)
+        if place == begun or not (tokens[place].low.endswith("ing") or tokens[place - 1].low in _NAMING)
     )
     return next((place for place in early if stems[place] in VERBS), -1), False
 
@@ -215,7 +217,7 @@ def _begins(tokens: Sequence[Token], start: int, library: Library) -> bool:
     """Does something begin here that could be asked for: a verb, or a question?"""
     low, before = tokens[start].low, tokens[start - 1].low
     following = tokens[start + 1].low if start + 1 < len(tokens) else ""
-    if low in GROUPS["question"] or (low in GROUPS["be"] | {"do", "does", "did"} and before in ("and", ",")):
+    if low in GROUPS["question"] or (low in _INVERTED and before in ("and", ",")):
         return True
     if low in DETERMINERS and before in ("and", "plus", "also"):  # the price, and its colour
         return True

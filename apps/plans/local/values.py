@@ -61,10 +61,10 @@ def read(text: str, now: datetime, spelt: Callable[[str], str] | None = None) ->
 
 def _repaired(text: str, tokens: Sequence[Token], spelt: Callable[[str], str]) -> str:
     for one in reversed(tokens):
-        ahead = [token.low for token in tokens[: one.place]]
-        is_first = not ahead or (ahead[-1] in _BEGINNING and _SAYING.isdisjoint(ahead))
+        is_first = not one.place or tokens[one.place - 1].low in _BEGINNING
         for said in (tokens[one.place : one.place + size] for size in (3, 2) if is_first):
-            if (phrase := " ".join(token.low for token in said)) in words.PHRASES and spelt(phrase) != phrase:
+            phrase = " ".join(token.low for token in said)
+            if phrase in words.PHRASES and _SAYING.isdisjoint(token.low for token in tokens[: one.place]):
                 text = f"{text[: one.start]}{spelt(phrase)}{text[said[-1].end :]}"
                 break
         beside = text[: one.start][-1:] + text[one.end :][:1]
