@@ -268,6 +268,11 @@ def test_what_only_hints_at_a_tool_is_never_ready(intent: str) -> None:
     assert answer(ask(intent, HOUSE)) != "ready"
 
 
+@pytest.mark.parametrize("intent", ["the other room?", "what about the other rooms", "the same booking"])
+def test_what_points_at_something_unsaid_gets_no_plan(intent: str) -> None:
+    assert answer(ask(intent, HOUSE)) not in ("ready", "confirm")
+
+
 def test_delegates_are_each_handed_their_part_of_the_request() -> None:
     takes = shape("intent", intent=STRING, context={"type": "object"}, delegation_path=STRINGS)
     does = {

@@ -28,6 +28,7 @@ def found(text: str) -> set[tuple[object, ...]]:
     [
         ('write "it\'s done"', "quoted", "it's done"),
         ("open https://a.example/b?c=d, please", "url", "https://a.example/b?c=d"),
+        ("load s3://lake/raw/", "url", "s3://lake/raw/"),
         ("mail ann.b+c@shop.example!", "email", "ann.b+c@shop.example"),
         ("show /srv/app/main.py", "path", "/srv/app/main.py"),
         ("install @scope/package", "path", "@scope/package"),
@@ -260,6 +261,7 @@ def test_journey_begins_at_a_departure_and_a_stay_at_an_arrival() -> None:
         ("width", INTEGER, ["height"], "640x480", 640),
         ("duration_hours", NUMBER, [], "90 minutes", 1.5),
         ("retention_days", INTEGER, [], "two weeks", 14),
+        ("months", INTEGER, [], "two years", 24),
         ("page_id", TEXT, [], "12", "12"),
         ("pull_number", INTEGER, [], "#42", 42),
         ("start", {"type": "string", "format": "date-time"}, [], "since Monday", "2026-11-23T00:00:00Z"),

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from heapq import nsmallest
 from typing import Final
 
 import numpy as np
@@ -123,11 +124,12 @@ class Index:
                 scores[docs] += np.float32(query[term] * self.idf(term)) * impacts
         scores *= self._live[: len(scores)]
         found = np.flatnonzero(scores > 0)
+        rounded = np.round(scores[found].astype(np.float64), _PLACES)
         if len(found) > limit:
-            least = np.partition(scores[found], len(found) - limit)[len(found) - limit]
-            found = found[scores[found] >= least - 10**-_PLACES]
-        ranked = [(self._keys[number], round(float(scores[number]), _PLACES)) for number in found]
-        return sorted(ranked, key=lambda one: (-one[1], one[0]))[:limit]
+            least = np.partition(rounded, len(found) - limit)[len(found) - limit]
+            found, rounded = found[rounded >= least], rounded[rounded >= least]
+        ranked = zip((-rounded).tolist(), (self._keys[number] for number in found.tolist()), strict=True)
+        return [(key, -score) for score, key in nsmallest(limit, ranked)]
 
 
 @dataclass(frozen=True, slots=True)

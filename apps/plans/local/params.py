@@ -49,6 +49,7 @@ _LETTERS: Final = frozenset("cfghlms")
 """Units at the end of a name: `distance_m`, but not `top_k`."""
 _AHEAD: Final = frozenset(("scheduled", "planned", "expected", "needed", "due", "deadline", "next", "until"))
 _ABBREVIATED: Final = 3
+_A_YEAR: Final = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -318,6 +319,8 @@ def _converted(param: Param, found: Found) -> Any:
         (base, own), (other, ratio) = words.RATIOS[found.unit], words.RATIOS.get(param.unit, ("", 1.0))
         if kind is Kind.DURATION and param.format == "duration":
             return f"PT{value:g}S"
+        if {found.unit, param.unit} == {"month", "year"}:
+            ratio = own / _A_YEAR if found.unit == "year" else own * _A_YEAR
         if base == other or kind is Kind.DURATION:
             value = round(value * (1.0 if kind is Kind.DURATION else own) / (ratio if base == other else own), 6)
             value = int(value) if value == int(value) else value
