@@ -312,18 +312,25 @@ def coerced(param: Param, found: Found) -> Any:
     return [value] if param.array else value
 
 
+def _in_unit(param: Param, found: Found) -> Any:
+    """A number with a unit, in the param's unit. A year has twelve months, though a month has thirty days."""
+    (base, own), (other, ratio) = words.RATIOS[found.unit], words.RATIOS.get(param.unit, ("", 1.0))
+    is_duration = found.kind is Kind.DURATION
+    if is_duration and param.format == "duration":
+        return f"PT{found.value:g}S"
+    if base != other and not is_duration:
+        return found.value
+    if {found.unit, param.unit} == {"month", "year"}:
+        ratio = own / _A_YEAR if found.unit == "year" else own * _A_YEAR
+    value = round(found.value * (1.0 if is_duration else own) / (ratio if base == other else own), 6)
+    return int(value) if value == int(value) else value
+
+
 def _converted(param: Param, found: Found) -> Any:
     value, kind = found.past if param.past and found.past else found.value, found.kind
     is_month = "month" in param.words
     if kind in NUMERIC and found.unit in words.RATIOS:
-        (base, own), (other, ratio) = words.RATIOS[found.unit], words.RATIOS.get(param.unit, ("", 1.0))
-        if kind is Kind.DURATION and param.format == "duration":
-            return f"PT{value:g}S"
-        if {found.unit, param.unit} == {"month", "year"}:
-            ratio = own / _A_YEAR if found.unit == "year" else own * _A_YEAR
-        if base == other or kind is Kind.DURATION:
-            value = round(value * (1.0 if kind is Kind.DURATION else own) / (ratio if base == other else own), 6)
-            value = int(value) if value == int(value) else value
+        value = _in_unit(param, found)
     elif kind in (Kind.LANGUAGE, Kind.COUNTRY, Kind.UNIT):
         is_code = {"code", "iso", "symbol", "abbrevi"} & param.cues or param.schema.get("maxLength") in (2, 3)
         value = found.unit if is_code else value

@@ -58,7 +58,7 @@ UNPLANNED: Final = GROUPS["negation"] | GROUPS["condition"] | GROUPS["exception"
 """Words for what a plan can't hold."""
 HELD: Final = UNPLANNED | GROUPS["bulk"] | GROUPS["back"] | GROUPS["pointing"]
 """Words that change what is asked for, so that somebody must explain them."""
-_OTHERS: Final = ("negation", "condition", "exception", "repeat", "bulk", "back", "pointing", "filler", "calendar", "bound")
+_OTHERS: Final = "negation condition exception repeat bulk back pointing filler calendar bound".split()
 SMALL: Final = frozenset().union(*(listed for head, listed in GROUPS.items() if head not in _OTHERS))
 """Words that need no explanation."""
 BOUNDS: Final = GROUPS["preposition"] | GROUPS["named"] | GROUPS["joiner"] | GROUPS["be"] | GROUPS["bound"]
