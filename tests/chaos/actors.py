@@ -23,10 +23,10 @@ from tests.chaos.history import History, Json
 from tests.workers.servers import begin_serving
 
 QUEUE: Final = "chaos"
-PLAIN, STRICT = "chaos_plain", "chaos_strict"
+PLAIN, STRICT, STEADY = "chaos_plain", "chaos_strict", "chaos_steady"
 _TRIES: Final[Json] = {"max_attempts": 3, "max_expiries": 20, "backoff": {"base_seconds": 0.1, "cap_seconds": 1.0}}
 _POLICY: Final[Json] = {"queue": QUEUE, "lease_seconds": LEASE_SECONDS, **_TRIES}
-TYPES: Final = {PLAIN: _POLICY, STRICT: _POLICY | {"strict": True}}
+TYPES: Final = {PLAIN: _POLICY, STRICT: _POLICY | {"strict": True}, STEADY: _POLICY | {"queue": STEADY}}
 SOURCE: Final = "chaos"
 # Requesters pause while so many tasks wait.
 _DEEP: Final = 2_000
@@ -49,6 +49,8 @@ class Actor(threading.Thread):
 
     ease = 1.0
     """Of all actors: how long they rest."""
+    batches: tuple[int, ...] = (2, 40, 200, 500, 500)
+    """Of all requesters: how many tasks they queue at once."""
 
     def __init__(self, client: Client) -> None:
         super().__init__(name=client.actor, daemon=True)
@@ -94,7 +96,7 @@ class Requester(Actor):
             return
         acts: list[tuple[int, Callable[[], object]]] = [
             (20, lambda: self._queue([self._request()])),
-            (40, lambda: self._queue([self._request() for _ in range(self.chance.choice([2, 40, 200, 500, 500]))])),
+            (40, lambda: self._queue([self._request() for _ in range(self.chance.choice(self.batches))])),
             (8, self._repeat),
             (5, self._contradict),
             (8, self._cancel),
@@ -316,6 +318,35 @@ class Reader(Actor):
             # What the token stands for is for the judge; the product is told the token alone.
             self.client.ask("ack", {"through": page[last]["token"], "shown": shown})
         self.rest(1.5)
+
+
+class Steady(Actor):
+    """Asks for one thing after the other, as often in the first minute as in the last: by it a soak is read."""
+
+    def __init__(self, client: Client) -> None:
+        super().__init__(client)
+        self._number = self._open = 0
+
+    def act(self) -> None:
+        self._number += 1
+        asked = {"task_type": STEADY, "params": {}, "idempotency_key": f"{self.name}-{self._number}"}
+        self.client.insist("queue", asked, until=lambda: False)
+        self._open += 1
+        self.wind_up()
+        (call,) = self.client.ask("read", {"limit": 500, "after": 0})
+        if call.ok and (entries := call.body.pop("entries")):
+            shown = [receipt for entry in entries for receipt in entry["receipt_ids"]]
+            self.client.ask("ack", {"through": entries[-1]["token"], "shown": shown})
+        self.stopping.wait(0.5)
+
+    def wind_up(self) -> None:
+        while self._open:
+            (call,) = self.client.ask("lease", {"queues": [STEADY], "capacity": 1, "lease_seconds": LEASE_SECONDS})
+            for task in call.body.get("tasks", ()) if call.ok else ():
+                end = {"task_id": task["task_id"], "lease_token": task["lease_token"], "result": {}}
+                (call,) = self.client.insist("complete", end, until=lambda: False)
+                self._open -= call.ok
+            time.sleep(0.05 * self._open)
 
 
 class Planner(Actor):

@@ -1,6 +1,5 @@
 """What a long run costs as it goes on: latency, memory, connections and room on disk."""
 
-from collections import Counter
 from statistics import median
 from typing import Final
 
@@ -9,7 +8,7 @@ import psutil
 from tests.chaos.ground import Ground
 from tests.chaos.history import NEVER, Call, History, Json, now
 
-_VERBS: Final = ("queue", "lease", "heartbeat", "complete", "post", "read", "ack")
+_VERBS: Final = ("queue", "lease", "complete", "read", "ack")
 _DATABASE: Final = """
     select count(*), pg_database_size(current_database()), pg_total_relation_size('task_live'),
         (select sum(n_dead_tup) / greatest(sum(n_live_tup), 1) from pg_stat_user_tables)
@@ -17,16 +16,17 @@ _DATABASE: Final = """
 """
 
 
-def reading(ground: Ground, history: History, since: float) -> Json:
-    """The calls that began since then, and what the product occupies now.
+def reading(ground: Ground, history: History, probe: str, since: float) -> Json:
+    """What was asked since then, and what the product occupies now.
 
-    Latencies are milliseconds, the median of calls for one thing that did not wait for work. Memory is in MB, without shared pages.
+    :param probe: the actor by whose calls latency is told: medians, in milliseconds.
+    :return: memory in MB, without shared pages.
     """
     calls = [call for call in list(history.calls) if call.begin >= since]
     ((connections, database, live, dead),) = ground.ask_database(_DATABASE, "postgres")
     return {
         "tasks_per_second": round(sum(call.verb == "queue" and call.ok for call in calls) / (now() - since), 1),
-        "latency": {verb: _latency(calls, verb) for verb in _VERBS},
+        "latency": {verb: _latency([call for call in calls if call.actor == probe], verb) for verb in _VERBS},
         "memory": {name: round(sum(map(_private, ground.family(name))) / 2**20) for name in ground.kept},
         "connections": connections,
         "database_mb": round(database / 2**20),
@@ -36,11 +36,8 @@ def reading(ground: Ground, history: History, since: float) -> Json:
 
 
 def _latency(calls: list[Call], verb: str) -> float:
-    done = [call for call in calls if call.verb == verb and call.end != NEVER and "wait_seconds" not in call.request]
-    # What was asked in one request is answered in one moment.
-    together = Counter((call.actor, call.end) for call in done)
-    alone = [call.end - call.begin for call in done if together[call.actor, call.end] == 1]
-    return round(1000 * median(alone or [0.0]), 1)
+    done = [call.end - call.begin for call in calls if call.verb == verb and call.end != NEVER]
+    return round(1000 * median(done or [0.0]), 1)
 
 
 def _private(process: psutil.Process) -> int:

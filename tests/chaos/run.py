@@ -19,7 +19,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 from config.stack.processes import StackError
-from tests.chaos.actors import SOURCE, TYPES, Actor, Planner, Poster, Reader, Requester, Worker, press_house
+from tests.chaos.actors import SOURCE, TYPES, Actor, Planner, Poster, Reader, Requester, Steady, Worker, press_house
 from tests.chaos.client import Client
 from tests.chaos.ground import BREAKAGES, Breakage, Ground, prepared
 from tests.chaos.history import Fault, History, Json, now
@@ -28,9 +28,11 @@ from tests.chaos.readings import reading
 
 # When nobody asks for more, so long may pass without one task less that is open.
 _REST: Final = 180.0
-# Of one soak. Its actors rest so many times as long, so that the machine is not full.
+# Of one soak. Its actors rest so many times as long and queue so many, so that the machine is not full.
 _READINGS: Final = 10
-_EASE: Final = 24.0
+_EASE: Final = 4.0
+_SMALL: Final = (10,)
+_PROBE: Final = "steady-default-1"
 # Of each requester.
 _ASKED_FOR: Final = 100
 # Violations that are printed.
@@ -86,6 +88,7 @@ def _tokens() -> dict[str, list[str]]:
         "poster": ("service", ["receipts:write"]),
         "reader": ("ai", ["inbox"]),
         "planner": ("ai", ["plans", "inbox", "workers:register"]),
+        "steady": ("ai", ["tasks:queue", "tasks:work", "inbox"]),
     }
     return {
         f"{role}-{tenant}-{number}": [
@@ -96,7 +99,7 @@ def _tokens() -> dict[str, list[str]]:
         for tenant in _TENANTS
         for role, (kind, wanted) in scopes.items()
         for number in ((1, 2) if tenant == "default" else (1,))
-        if role != "planner" or (tenant, number) == ("default", 1)
+        if role not in {"planner", "steady"} or (tenant, number) == ("default", 1)
     }
 
 
@@ -134,12 +137,17 @@ class _Run:
         self._read()
 
     def _soak(self) -> None:
-        Actor.ease = _EASE
+        (Actor.ease, Actor.batches), usual = (_EASE, _SMALL), (Actor.ease, Actor.batches)
+        probe = Steady(self._client(_PROBE))
+        self.actors.append(probe)
+        probe.start()
         for _ in range(_READINGS):
             since = now()
             self._wait(self.soak / _READINGS)
-            self._tell(json.dumps(reading(self.ground, self.history, since)))
-        Actor.ease = 1.0
+            self._tell(json.dumps(reading(self.ground, self.history, probe.name, since)))
+        probe.stopping.set()
+        self._await_end([probe])
+        Actor.ease, Actor.batches = usual
 
     def _client(self, name: str) -> Client:
         return Client(
@@ -165,7 +173,7 @@ class _Run:
                 self.actors.append(Poster(client, [one for one in names if one.startswith(f"reader-{tenant}-")]))
             elif role == "reader":
                 self.actors.append(Reader(client))
-            else:
+            elif role == "planner":
                 self.actors += [Planner(client, manifest), Reader(self._client(name))]
         for actor in self.actors:
             actor.start()
@@ -244,7 +252,7 @@ class _Run:
             self.history.executions += planner.reports
         for name in self.ground.wanted:
             role, tenant, _ = name.split("-")
-            if role in {"asker", "reader", "planner"}:
+            if role in {"asker", "reader", "planner", "steady"}:
                 self.history.visible[tenant, name] = self._visible(name)
         self.history.receipts = [row for (row,) in self.ground.ask_database(_RECEIPTS)]
 
