@@ -84,9 +84,14 @@ def drips(exchange: Exchange) -> None:
     exchange.handler.send_response(200)
     exchange.handler.send_header("Content-Length", "1000000")
     exchange.handler.end_headers()
+    repeats(exchange, b" ", pause=0.05)
+
+
+def repeats(exchange: Exchange, piece: bytes, *, pause: float = 0.0) -> None:
+    """Send this again and again, without end."""
     with suppress(OSError):
-        while not exchange.remote.closing.wait(0.05):
-            exchange.handler.wfile.write(b" ")
+        while not exchange.remote.closing.wait(pause):
+            exchange.handler.wfile.write(piece)
 
 
 def floods(exchange: Exchange) -> None:
@@ -111,6 +116,9 @@ def serving(always: Behaviour | None = None, *, tls: ssl.SSLContext | None = Non
             received = Received(self.path, dict(self.headers.items()), self.rfile.read(length))
             remote.next(received)(Exchange(received, self, remote))
             self.close_connection = True
+
+        def do_GET(self) -> None:
+            self.do_POST()
 
         def end_headers(self) -> None:
             # It hangs up after each answer; a caller that was not told may send the next request into that.

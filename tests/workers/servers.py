@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -30,6 +29,9 @@ from mcp.types import (
     Tool,
     ToolAnnotations,
 )
+
+from tests.remote import Behaviour, Exchange, Received, says
+from tests.remote import serving as serving_remote
 
 NO_ARGUMENTS = {"type": "object"}
 A_TEXT = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
@@ -154,6 +156,28 @@ class Registry:
     def serve(self, *services: Any) -> None:
         self.services = list(services)
 
+    def answer(self, exchange: Exchange) -> None:
+        """As etcd where something is posted, else as Consul."""
+        answered = self._as_etcd if exchange.handler.command == "POST" else self._as_consul
+        answered(exchange.received)(exchange)
+
+    def _as_etcd(self, received: Received) -> Behaviour:
+        self.asked.append((received.path, received.json))
+        if received.path == "/v3/auth/authenticate":
+            is_right = self.password and received.json["password"] == self.password
+            return says(200, {"token": self.token}) if is_right else says(400, {"error": "failed"})
+        if self.password and received.headers.get("Authorization") != self.token:
+            return says(401, {"error": "invalid auth token"})
+        return says(200, self.range(received.json))
+
+    def _as_consul(self, received: Received) -> Behaviour:
+        url = urlsplit(received.path)
+        self.asked.append((url.path, {name: values[0] for name, values in parse_qs(url.query).items()}))
+        if self.token and received.headers.get("X-Consul-Token") != self.token:
+            return says(403, {"error": "Permission denied"})
+        kept_back = {"X-Consul-Results-Filtered-By-ACLs": "true"} if self.keeps_back else {}
+        return says(200, self.services, **{"X-Consul-Index": "11"}, **kept_back)
+
     def range(self, asked: dict[str, Any]) -> dict[str, Any]:
         first, end = base64.b64decode(asked["key"]), base64.b64decode(asked["range_end"])
         found = [(key, value) for key, value in sorted(self.keys.items()) if first <= base64.b64decode(key) < end]
@@ -167,55 +191,9 @@ def service(name: str, port: int, **members: Any) -> dict[str, Any]:
     return {"Node": {"Node": "n1", "Address": "127.0.0.1"}, "Service": about, "Checks": [{"Status": "passing"}]}
 
 
-class Handler(BaseHTTPRequestHandler):
-    registry: Registry
-    protocol_version = "HTTP/1.1"
-
-    def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.registry.asked.append((self.path, asked))
-        if self.path == "/v3/auth/authenticate":
-            is_right = self.registry.password and asked["password"] == self.registry.password
-            self.say({"token": self.registry.token} if is_right else {"error": "failed"}, 200 if is_right else 400)
-        elif self.registry.password and self.headers.get("Authorization") != self.registry.token:
-            self.say({"error": "invalid auth token"}, 401)
-        else:
-            self.say(self.registry.range(asked))
-
-    def do_GET(self) -> None:
-        url = urlsplit(self.path)
-        query = {name: values[0] for name, values in parse_qs(url.query).items()}
-        self.registry.asked.append((url.path, query))
-        if self.registry.token and self.headers.get("X-Consul-Token") != self.registry.token:
-            self.say({"error": "Permission denied"}, 403)
-            return
-        kept_back = {"X-Consul-Results-Filtered-By-ACLs": "true"} if self.registry.keeps_back else {}
-        self.say(self.registry.services, 200, **{"X-Consul-Index": "11"}, **kept_back)
-
-    def say(self, document: Any, status: int = 200, **headers: str) -> None:
-        body = json.dumps(document).encode()
-        self.send_response(status)
-        for name, value in {"Content-Length": str(len(body)), **headers}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # the base class names it so
-        """Keep the test's output clean."""
-
-
 @contextmanager
 def serving_registry() -> Iterator[Registry]:
     registry = Registry()
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (Handler,), {"registry": registry}))
-    server.daemon_threads = True
-    registry.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    try:
+    with serving_remote(registry.answer) as remote:
+        registry.url = remote.url
         yield registry
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

@@ -41,30 +41,22 @@ def refused(endpoint: str, *, deadline: timedelta = DEADLINE) -> type[CallFailed
 
 def headers_without_end(exchange: Exchange) -> None:
     exchange.handler.wfile.write(b"HTTP/1.1 200 OK\r\n")
-    with suppress(OSError):
-        while not exchange.remote.closing.is_set():
-            exchange.handler.wfile.write(b"X-More: " + b"x" * 1000 + b"\r\n")
+    remotes.repeats(exchange, b"X-More: " + b"x" * 1000 + b"\r\n")
 
 
 def headers_that_drip(exchange: Exchange) -> None:
     exchange.handler.wfile.write(b"HTTP/1.1 200 OK\r\nX-More: ")
-    with suppress(OSError):
-        while not exchange.remote.closing.wait(0.05):
-            exchange.handler.wfile.write(b"x")
+    remotes.repeats(exchange, b"x", pause=0.05)
 
 
 def events_without_end(exchange: Exchange) -> None:
     _stream(exchange)
-    with suppress(OSError):
-        while not exchange.remote.closing.wait(0.02):
-            exchange.handler.wfile.write(b": still there\n\n")
+    remotes.repeats(exchange, b": still there\n\n", pause=0.02)
 
 
 def one_event_without_end(exchange: Exchange) -> None:
     _stream(exchange)
-    with suppress(OSError):
-        while not exchange.remote.closing.is_set():
-            exchange.handler.wfile.write(b"data: " + b"x" * 65_536)
+    remotes.repeats(exchange, b"data: " + b"x" * 65_536)
 
 
 def _stream(exchange: Exchange, media_type: str = "text/event-stream") -> None:
@@ -82,9 +74,7 @@ def floods(exchange: Exchange) -> None:
 
 def drips(exchange: Exchange) -> None:
     _stream(exchange, "application/json")
-    with suppress(OSError):
-        while not exchange.remote.closing.wait(0.05):
-            exchange.handler.wfile.write(b" ")
+    remotes.repeats(exchange, b" ", pause=0.05)
 
 
 def deeply_nested(exchange: Exchange) -> None:
