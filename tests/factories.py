@@ -7,14 +7,16 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from django.contrib.auth.models import Permission
 from django.db import connection
 from django.db.backends.utils import CursorWrapper
+from django.db.models import Q
 from django.test import Client
 
 from apps.core.errors import DomainError
 from apps.core.sql import database_now, execute
 from apps.principals import selectors, services
-from apps.principals.models import Principal, Tenant
+from apps.principals.models import Membership, Operator, Principal, Tenant
 from apps.principals.scopes import Kind, Scope
 from apps.principals.tenancy import Caller, acting_as_system, on_behalf_of
 
@@ -63,6 +65,18 @@ def credential_of(text: str) -> Caller | None:
     secret = read_secret(text)
     found = selectors.credential(secret.digest, now=T0) if secret else None
     return found.caller if found else None
+
+
+def operator(*permissions: str, tenant: Tenant, role: str = "operator", name: str = "olga") -> Client:
+    """The browser of somebody who may do this where they are of this role; an empty name stands for everything."""
+    olga = Operator.objects.create_user(username=name, password="x", is_staff=True)
+    named = Q() if "" in permissions else Q(codename__in=permissions)
+    olga.user_permissions.set(Permission.objects.filter(named))
+    with acting_as_system("test"):
+        Membership.objects.create(operator=olga, tenant=tenant, role=role)
+    client = Client()
+    client.force_login(olga, backend="django.contrib.auth.backends.ModelBackend")
+    return client
 
 
 @contextmanager

@@ -34,7 +34,7 @@ from apps.principals.models import Membership, Operator, Tenant, Token
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import acting_as_system
 from tests.console.test_browser import browser
-from tests.factories import ask, make_principal, make_tenant
+from tests.factories import ask, make_principal, make_tenant, operator
 from tests.server import Server
 
 __all__ = ["browser"]
@@ -60,17 +60,7 @@ def olga(tenant: Tenant) -> Client:
     make_principal(tenant, "Kee")
     make_principal(tenant, "hand", Kind.WORKER)
     make_principal(make_tenant("globex"), "Gus")
-    return operator(tenant, "olga", Membership.Role.OPERATOR)
-
-
-def operator(tenant: Tenant, name: str, role: Membership.Role) -> Client:
-    person = Operator.objects.create_user(username=name, password="x", is_staff=True)
-    person.user_permissions.set(Permission.objects.filter(codename="connect_client"))
-    with acting_as_system("test"):
-        Membership.objects.create(operator=person, tenant=tenant, role=role)
-    client = Client()
-    client.force_login(person, backend="django.contrib.auth.backends.ModelBackend")
-    return client
+    return operator("connect_client", tenant=tenant)
 
 
 def query(host: str, **changed: str | None) -> dict[str, str]:
@@ -217,7 +207,7 @@ def test_unsound_request_for_a_client_or_token_is_refused(db: None, path: str, g
 def test_operator_lets_nobody_act_beyond_what_she_and_the_principal_may(
     olga: Client, host: str, tenant: Tenant
 ) -> None:
-    viewer, stranger = operator(tenant, "vera", Membership.Role.VIEWER), Client()
+    viewer, stranger = operator("connect_client", tenant=tenant, role="viewer", name="vera"), Client()
     for by, principal, granted in (
         (olga, "globex/Gus", AGENT),
         (olga, "acme/delegate", AGENT),

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import time_machine
 from django.contrib.admin.models import LogEntry
-from django.contrib.auth.models import Permission
 from django.test import Client
 from django.urls import reverse
 from prometheus_client import REGISTRY
@@ -17,13 +16,13 @@ from prometheus_client import REGISTRY
 from apps.core.notifications import broker
 from apps.digests import selectors
 from apps.digests.models import Source
-from apps.principals.models import Membership, Operator, Tenant
+from apps.principals.models import Tenant
 from apps.principals.scopes import Kind, Scope
 from apps.principals.tenancy import Caller, acting_as, acting_in
 from apps.receipts.models import Receipt
 from tests.commands import run
 from tests.digests.makers import set_source
-from tests.factories import T0, make_caller, make_tenant, make_token
+from tests.factories import T0, make_caller, make_tenant, make_token, operator
 
 
 def rule(owner: Caller, name: str) -> tuple[int | None, bool]:
@@ -39,32 +38,19 @@ def test_a_source_has_the_defaults_until_somebody_sets_it(as_kee: Caller) -> Non
     assert Source.objects.count() == 1
 
 
-@pytest.fixture
-def console(db: None) -> Client:
-    """A browser in which Olga is logged in, who may change sources where she is an operator."""
-    olga = Operator.objects.create_user(username="olga", password="x", is_staff=True)
-    olga.user_permissions.set(Permission.objects.filter(codename__in=["view_source", "add_source", "change_source"]))
-    client = Client()
-    client.force_login(olga, backend="django.contrib.auth.backends.ModelBackend")
-    return client
-
-
-def join(tenant: Tenant, role: Membership.Role) -> None:
-    Membership.objects.create(operator=Operator.objects.get(username="olga"), tenant=tenant, role=role)
-
-
 def rules(tenant: Tenant) -> list[tuple[str, int | None, bool]]:
     with acting_as(make_caller(tenant)):
         return list(Source.objects.values_list("name", "rate_per_hour", "groups_by_dedupe_key"))
 
 
 SENT = {"_form_submitted": "on"}
+MAY = ["view_source", "add_source", "change_source"]
 ADD = reverse("admin:digests_source_add_source")
 CHANGE = "admin:digests_source_change_source"
 
 
-def test_an_operator_sets_a_source_and_says_why(tenant: Tenant, console: Client) -> None:
-    join(tenant, Membership.Role.OPERATOR)
+def test_an_operator_sets_a_source_and_says_why(tenant: Tenant) -> None:
+    console = operator(*MAY, tenant=tenant)
     assert console.get(ADD).status_code == 200
     given: dict[str, Any] = SENT | {
         "tenant": tenant.pk,
@@ -92,9 +78,8 @@ def test_an_operator_sets_a_source_and_says_why(tenant: Tenant, console: Client)
     assert ["They flood us." in said[0], "Group instead." in said[1]] == [True, True]
 
 
-def test_viewer_or_stranger_sets_no_source(tenant: Tenant, console: Client) -> None:
-    elsewhere = make_tenant("globex")
-    join(tenant, Membership.Role.VIEWER)
+def test_viewer_or_stranger_sets_no_source(tenant: Tenant) -> None:
+    console, elsewhere = operator(*MAY, tenant=tenant, role="viewer"), make_tenant("globex")
     for forbidden in (tenant, elsewhere):
         with acting_as(make_caller(forbidden)):
             set_source(make_caller(forbidden))
