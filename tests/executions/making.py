@@ -11,7 +11,6 @@ from django.core.files.storage import storages
 
 from apps.core.errors import only
 from apps.core.sql import database_now
-from apps.digests import services as digests
 from apps.executions import selectors, services
 from apps.executions.models import Execution
 from apps.executions.services import Decision
@@ -21,12 +20,10 @@ from apps.plans import selectors as plans
 from apps.plans import services as planning
 from apps.plans.documents import SUBMITTED, Plan
 from apps.plans.shapes import Budget
-from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
 from apps.principals.services import DELEGATE
 from apps.principals.tenancy import Caller
 from apps.receipts.models import Obligation
-from apps.receipts.services import Poster, ReceiptDraft
 from apps.tasks.lease_tokens import task_of
 from apps.tasks.models import FinishedTask, LiveTask
 from apps.tasks.services import running
@@ -35,7 +32,7 @@ from apps.tasks.shapes import Completion, LeasedTask, ReleaseTask
 from apps.workers import services as registry
 from apps.workers.trust import Tier
 from tests.executions.workers import WorkerServer
-from tests.factories import T0, make_caller
+from tests.factories import T0
 from tests.workers.factories import NOTHING as NO_EFFECTS
 from tests.workers.factories import enroll, make_key, signed
 from tests.workers.servers import McpServer
@@ -71,8 +68,18 @@ def _offered() -> list[dict[str, Any]]:
     ]
 
 
-def make_worker(caller: Caller, server: WorkerServer | McpServer, worker_id: str = "texter", **changes: Any) -> str:
-    """Register the running test server as a worker; by default its tools are fast and touch nothing."""
+def make_worker(
+    caller: Caller,
+    server: WorkerServer | McpServer,
+    worker_id: str = "texter",
+    *,
+    key: dict[str, str] | None = None,
+    **changes: Any,
+) -> str:
+    """Register the running test server as a worker; by default its tools are fast and touch nothing.
+
+    :param key: what signs its manifest.
+    """
     manifest = {
         "worker_id": worker_id,
         "endpoint": server.endpoint,
@@ -84,30 +91,18 @@ def make_worker(caller: Caller, server: WorkerServer | McpServer, worker_id: str
         **changes,
     }
     with caller.acting():
-        registry.register(caller=caller, original=manifest)
+        registry.register(caller=caller, original=signed(manifest, key) if key else manifest)
     return worker_id
 
 
 def make_writing_worker(caller: Caller, server: WorkerServer, worker_id: str = "writer", **changes: Any) -> str:
     """As above, but its tools change things, so that they may not be run twice."""
     key = make_key()
-    writes = {"filesystem": "write", "network": "none", "execution": "none"}
     with caller.acting():
         enroll(caller, key, ceiling=Tier.TRUSTED)
-        manifest = signed(
-            {
-                "worker_id": worker_id,
-                "endpoint": server.endpoint,
-                "tools": _offered(),
-                "hints": {"expected_runtime": "fast"},
-                "side_effects": writes,
-                "trust": {"tier": "trusted"},
-                **changes,
-            },
-            key,
-        )
-        registry.register(caller=caller, original=manifest)
-    return worker_id
+    writes = {"filesystem": "write", "network": "none", "execution": "none"}
+    about = {"side_effects": writes, "trust": {"tier": "trusted"}, **changes}
+    return make_worker(caller, server, worker_id, key=key, **about)
 
 
 def call_step(step_id: str, tool_name: str = "echo", text: str = "hello", **more: Any) -> dict[str, Any]:
@@ -355,18 +350,3 @@ def handmade(**changes: Any) -> dict[str, Any]:
         ],
         **changes,
     }
-
-
-def post_approval(tenant: Tenant, kee: Caller) -> None:
-    lee = make_caller(tenant, "Lee")
-    draft = ReceiptDraft(
-        recipient_id=kee.principal_id,
-        source_system="asyncgate",
-        event_type="escalation",
-        dedupe_key="approval",
-        receipt_id=APPROVAL,
-        summary="Say it.",
-        surface="ledger",
-    )
-    with lee.acting():
-        digests.post(poster=Poster.of(lee), draft=draft, now=T0)

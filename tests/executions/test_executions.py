@@ -23,6 +23,7 @@ from apps.tasks.models import LiveTask
 from apps.tasks.services import running
 from apps.workers import services as workers
 from apps.workers.models import WorkerRateLimited
+from tests.digests.makers import post
 from tests.executions.making import (
     APPROVAL,
     REPORT,
@@ -42,7 +43,6 @@ from tests.executions.making import (
     make_writing_worker,
     money,
     open_obligations,
-    post_approval,
     queue_step,
     release_task,
     report,
@@ -401,7 +401,9 @@ def test_wait_step_is_looked_at_until_its_receipt_comes(tenant: Tenant, kee: Cal
         assert execution.wake_at == database_now() + RECEIPTS_EVERY
     assert statuses(kee, execution)["a"] == "awaiting"
 
-    post_approval(tenant, kee)
+    lee = make_caller(tenant, "Lee")
+    with lee.acting():
+        post(kee, poster=lee, source="asyncgate", event_type="escalation", receipt_id=APPROVAL, surface="ledger")
     advance(execution)
     assert report(kee, execution).status == "complete"
 
