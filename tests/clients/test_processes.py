@@ -1,12 +1,10 @@
 """Workers as processes, killed and told to end; and what the documents say, done as they say it."""
 
-import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -15,22 +13,20 @@ from apps.tasks.models import Run, run_key
 from gatehouse_client import Client
 from gatehouse_client.outputs import QueuedTask
 from tests.clients.test_worker import ends, has_ended
+from tests.commands import ROOT, of_a_person
 from tests.server import Server
 from tests.tasks.making import number
 from tests.waiters import until
 
 pytestmark = pytest.mark.ci
 
-ROOT = Path(__file__).resolve().parents[2]
 KIT = ROOT / "clients" / "python"
 PATIENCE = 300
 
 
 def environment(server: Server, token: str) -> dict[str, str]:
     """A stranger's: where the hub is, and nothing of the product."""
-    ours = ("GATEHOUSE_", "DJANGO_", "PYTEST_", "DATABASE_URL", "REDIS_URL")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-    return {**kept, "GATEHOUSE_URL": server.url, "GATEHOUSE_TOKEN": token}
+    return of_a_person(GATEHOUSE_URL=server.url, GATEHOUSE_TOKEN=token)
 
 
 @contextmanager

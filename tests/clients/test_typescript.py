@@ -13,7 +13,8 @@ import pytest
 from django.core.management import call_command
 
 from gatehouse_client import Client
-from tests.clients.test_processes import PATIENCE, ROOT, environment
+from tests.clients.test_processes import PATIENCE, environment
+from tests.commands import ROOT
 from tests.mcp.node import NODE, packages, run_node
 from tests.server import Server
 from tests.waiters import until

@@ -19,9 +19,8 @@ import yaml
 from apps.console import metrics
 from apps.workers import manifests
 from config.stack.supervisor import WEB
-from tests.commands import of_a_person, run, with_database
+from tests.commands import ROOT, of_a_person, run, with_database
 
-ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 PARTS = ("notify", "deliver", "execute", "sweep", "beat")
