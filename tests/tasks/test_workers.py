@@ -5,12 +5,10 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +30,8 @@ from apps.tasks.shapes import QueuedTask, ScheduleTask
 from tests.commands import ROOT, with_database
 from tests.executions.making import make_worker
 from tests.factories import make_caller, make_tenant, make_token
+from tests.remote import Exchange, Remote
+from tests.remote import serving as serving_remote
 from tests.server import end_server, start_server
 from tests.tasks.making import make_type, number, queue
 from tests.waiters import until, until_nobody_else_is_in_a_transaction
@@ -176,29 +176,22 @@ def test_one_trace_leads_from_an_mcp_call_to_the_mcp_worker(tmp_path: Path, capf
     spans: dict[str, tuple[str, str, str]] = {}
     trace, parent = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
-    class Collector(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            for of_process in ExportTraceServiceRequest.FromString(body).resource_spans:
-                (service,) = (
-                    one.value.string_value for one in of_process.resource.attributes if one.key == "service.name"
-                )
-                for span in (span for scope in of_process.scope_spans for span in scope.spans):
-                    if span.trace_id.hex() == trace:
-                        spans[span.span_id.hex()] = (span.parent_span_id.hex(), span.name, service)
-            self.send_response(200)
-            self.end_headers()
+    def collect(exchange: Exchange) -> None:
+        for of_process in ExportTraceServiceRequest.FromString(exchange.received.body).resource_spans:
+            (service,) = (one.value.string_value for one in of_process.resource.attributes if one.key == "service.name")
+            for span in (span for scope in of_process.scope_spans for span in scope.spans):
+                if span.trace_id.hex() == trace:
+                    spans[span.span_id.hex()] = (span.parent_span_id.hex(), span.name, service)
+        exchange.answer(200, b"", {})
 
-    collector = ThreadingHTTPServer(("127.0.0.1", 0), Collector)
-    threading.Thread(target=collector.serve_forever, daemon=True).start()
-    exported: dict[str, Any] = {
-        "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{collector.server_port}",
-        "OTEL_BSP_SCHEDULE_DELAY": "100",
-    }
-    with serving() as shouter, _worker(tmp_path / "log", **exported):
+    def exported(collector: Remote) -> dict[str, Any]:
+        return {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "OTEL_BSP_SCHEDULE_DELAY": "100"}
+
+    log = tmp_path / "log"
+    with serving_remote(collect) as collector, serving() as shouter, _worker(log, **exported(collector)):
         offered = {"name": "shout", "description": "Will shout a text.", "input_schema": A_TEXT}
         make_worker(caller, shouter, tools=[offered])
-        web, url = start_server(**exported)
+        web, url = start_server(**exported(collector))
         try:
             # Once the worker is up: what waits for it for a second is announced by a tick, which belongs to no trace.
             current_app.send_task("tasks.release_dependants", args=("no number",), queue="execute")
@@ -225,8 +218,6 @@ def test_one_trace_leads_from_an_mcp_call_to_the_mcp_worker(tmp_path: Path, capf
         finally:
             end_server(web)
             logged = capfd.readouterr()
-            collector.shutdown()
-            collector.server_close()
     asked = [line for line in (logged.out + logged.err).splitlines() if '"POST /mcp"' in line]
     assert [json.loads(line)["request_id"] for line in asked] == [trace]
     way = []
