@@ -46,6 +46,7 @@ from tests.workers.factories import (
 )
 
 ALL = {"read", "write", "network", "exec", "bidirectional"}
+INSIDE = [ip_network("10.8.0.0/16"), ip_network("127.9.0.0/16")]
 
 # Manifests
 
@@ -58,39 +59,30 @@ def may_be_registered(url: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("url", "allowed"),
+    ("networks", "url", "allowed"),
     [
-        ("ftp://example.com/mcp", False),
-        ("http://example.com/mcp", False),
-        ("https://10.0.0.1/mcp", False),
-        ("https://user@example.com/mcp", False),
-        ("https://example.com/mcp#part", False),
-        ("https://example.com:0/mcp", False),
-        ("https://localhost/mcp", False),
-        ("http://[::1]/mcp", False),
-        ("https://example.com/mcp", True),
+        ([], "ftp://example.com/mcp", False),
+        ([], "http://example.com/mcp", False),
+        ([], "https://10.0.0.1/mcp", False),
+        ([], "https://user@example.com/mcp", False),
+        ([], "https://example.com/mcp#part", False),
+        ([], "https://example.com:0/mcp", False),
+        ([], "https://localhost/mcp", False),
+        ([], "http://[::1]/mcp", False),
+        ([], "https://example.com/mcp", True),
+        (INSIDE, "http://10.8.0.1:9000/mcp", True),
+        (INSIDE, "http://worker.inside/mcp", True),
+        (INSIDE, "http://127.9.0.1/mcp", True),
+        (INSIDE, "https://10.9.0.1/mcp", False),
+        (INSIDE, "http://1.1.1.1/mcp", False),
+        (INSIDE, "http://127.0.0.1/mcp", False),
+        (INSIDE, "http://localhost/mcp", False),
     ],
 )
-def test_only_public_https_endpoints_are_registered(settings: Any, url: str, allowed: bool) -> None:
-    settings.ALLOW_LOOPBACK = False
-    assert may_be_registered(url) == allowed
-
-
-@pytest.mark.parametrize(
-    ("url", "allowed"),
-    [
-        ("http://10.8.0.1:9000/mcp", True),
-        ("http://worker.inside/mcp", True),
-        ("http://127.9.0.1/mcp", True),
-        ("https://10.9.0.1/mcp", False),
-        ("http://1.1.1.1/mcp", False),
-        ("http://127.0.0.1/mcp", False),
-        ("http://localhost/mcp", False),
-    ],
-)
-def test_allowed_network_may_be_registered(settings: Any, url: str, allowed: bool) -> None:
-    settings.ALLOW_LOOPBACK = False
-    settings.ALLOWED_NETWORKS = [ip_network("10.8.0.0/16"), ip_network("127.9.0.0/16")]
+def test_endpoint_is_public_and_https_or_in_an_allowed_network(
+    settings: Any, networks: list[Any], url: str, allowed: bool
+) -> None:
+    settings.ALLOW_LOOPBACK, settings.ALLOWED_NETWORKS = False, networks
     assert may_be_registered(url) == allowed
 
 
