@@ -273,7 +273,6 @@ def test_target_that_asks_to_wait_rests(kee: Caller, lee: Caller, north: Target,
         (says(503, {}, Retry_After="Fri, 31 Dec 9999 23:59:59 GMT"), 86_400),
     ],
 )
-@pytest.mark.usefixtures("north")
 def test_retry_after_is_kept_up_to_a_day(
     kee: Caller, lee: Caller, remote: Remote, answer: remotes.Behaviour, waits: int
 ) -> None:

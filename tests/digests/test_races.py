@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from apps.core.sql import execute
+from apps.core.sql import execute, fetch
 from apps.digests import services
 from apps.digests.hooks import Fact
 from apps.digests.models import Entry, FlushReason, Inbox, ReceiptState, Thread
@@ -49,19 +49,13 @@ def race_behind(hold: Callable[[], AbstractContextManager[Any]], *rivals: Callab
 
 def until_they_wait(number: int) -> None:
     """Until so many sessions of this database wait for a lock; they don't wait for long."""
-    deadline = time.monotonic() + 20
-    with connection.cursor() as cursor:
-        while time.monotonic() < deadline:
-            # Others may wait in the databases of other runs; who waits for a row holds its table.
-            cursor.execute(
-                "select count(distinct pid) from pg_locks where not granted and pid in ("
-                " select l.pid from pg_locks l join pg_database d on d.oid = l.database"
-                " where d.datname = current_database())"
-            )
-            if cursor.fetchone()[0] >= number:
-                return
-            time.sleep(0.005)
-    raise AssertionError("They don't wait.")
+    # Others may wait in the databases of other runs; who waits for a row holds its table.
+    waiting = (
+        "select count(distinct pid) from pg_locks where not granted and pid in ("
+        " select l.pid from pg_locks l join pg_database d on d.oid = l.database"
+        " where d.datname = current_database())"
+    )
+    until(lambda: fetch(waiting)[0][0] >= number, "they don't wait", seconds=20)
 
 
 def check() -> None:
