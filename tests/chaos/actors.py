@@ -7,10 +7,11 @@ Each is a thread with a connection of its own. A worker that is "killed" forgets
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import count
 from typing import Any, Final
 
 from mcp.server import MCPServer
@@ -56,6 +57,7 @@ class Actor(threading.Thread):
         super().__init__(name=client.actor, daemon=True)
         self.client = client
         self.chance = client.chance
+        self.numbers = count(1)
         self.stopping = threading.Event()
         self.failure: BaseException | None = None
 
@@ -86,7 +88,6 @@ class Requester(Actor):
     def __init__(self, client: Client) -> None:
         super().__init__(client)
         self.accepted: set[str] = set()
-        self._number = 0
         self._asked: list[tuple[Json, str]] = []
 
     def act(self) -> None:
@@ -107,13 +108,13 @@ class Requester(Actor):
         self.rest(0.6)
 
     def _request(self) -> Json:
-        self._number += 1
+        number = next(self.numbers)
         plan = self.chance.choices([plan for _, plan in _PLANS], [often for often, _ in _PLANS])[0]
         request: Json = {
             "task_type": self.chance.choices([PLAIN, STRICT, EXECUTED], [86, 12, 2])[0],
-            "params": {"tenant": self.client.tenant, "number": self._number, "plan": plan},
+            "params": {"tenant": self.client.tenant, "number": number, "plan": plan},
             "priority": self.chance.randint(1, 10),
-            "idempotency_key": f"{self.client.actor}-{self._number}",
+            "idempotency_key": f"{self.client.actor}-{number}",
         }
         if self.chance.random() < 0.08:  # of all tasks
             request["run_at"] = (datetime.now(UTC) + timedelta(seconds=self.chance.uniform(0.5, 3))).isoformat()
@@ -269,11 +270,11 @@ def _how(verb: str, hand: Hand) -> Json:
 class Poster(Actor):
     """Posts receipts, alone and in batches, buffered and not; posts again, and other content under an old key."""
 
+    _posted: Sequence[Json] = ()
+
     def __init__(self, client: Client, recipients: list[str]) -> None:
         super().__init__(client)
         self._recipients = recipients
-        self._number = 0
-        self._posted: list[Json] = []
 
     def act(self) -> None:
         drafts = [self._draft() for _ in range(self.chance.choice([1, 1, 3, 100]))]
@@ -286,12 +287,12 @@ class Poster(Actor):
         self.rest(1.0)
 
     def _draft(self) -> Json:
-        self._number += 1
+        number = next(self.numbers)
         draft: Json = {
             "recipient_ai": self.chance.choice(self._recipients),
             "source_system": SOURCE,
-            "dedupe_key": f"{SOURCE}:told:{self.client.actor}-{self._number}:v1",
-            "summary": f"Number {self._number}.",
+            "dedupe_key": f"{SOURCE}:told:{self.client.actor}-{number}:v1",
+            "summary": f"Number {number}.",
         }
         if self.chance.random() < 0.6:  # of all receipts
             draft["group"] = {"resource_ref": f"thing:{self.chance.randrange(6)}", "event_family": "told"}
@@ -303,9 +304,7 @@ class Poster(Actor):
 class Reader(Actor):
     """Reads its inbox and acks through what it was shown, now or a while ago."""
 
-    def __init__(self, client: Client) -> None:
-        super().__init__(client)
-        self._pages: list[list[Json]] = []
+    _pages: Sequence[list[Json]] = ()
 
     def act(self) -> None:
         (call,) = self.client.ask("read", {"limit": self.chance.choice([3, 500]), "after": 0})
@@ -323,13 +322,10 @@ class Reader(Actor):
 class Steady(Actor):
     """Asks for one thing after the other, as often in the first minute as in the last: by it a soak is read."""
 
-    def __init__(self, client: Client) -> None:
-        super().__init__(client)
-        self._number = self._open = 0
+    _open = 0
 
     def act(self) -> None:
-        self._number += 1
-        asked = {"task_type": STEADY, "params": {}, "idempotency_key": f"{self.name}-{self._number}"}
+        asked = {"task_type": STEADY, "params": {}, "idempotency_key": f"{self.name}-{next(self.numbers)}"}
         self.client.insist("queue", asked, until=lambda: False)
         self._open += 1
         self.wind_up()
@@ -355,16 +351,15 @@ class Planner(Actor):
     def __init__(self, client: Client, manifest: Json) -> None:
         super().__init__(client)
         self._manifest = manifest
-        self._number = 0
         self.reports: list[Json] = []
 
     def act(self) -> None:
-        if self._number == 0:
+        number = next(self.numbers)
+        if number == 1:
             status, answer = self.client.aside("POST", "/api/v1/workers", self._manifest)
             assert status in {200, 201}, answer
-        self._number += 1
-        batch = f"batch-{self._number}"
-        if self._number % 2:
+        batch = f"batch-{number}"
+        if number % 2:
             expected = {"pick": ("pick", batch), "press": ("press", f"{batch}>pick")}
             expected["taste"] = ("pick", f"{batch}>pick>press")
             made = self._answer("submit", {"plan": self._plan(batch)})

@@ -53,33 +53,6 @@ _RECEIPTS: Final = """
 """
 
 
-def run(
-    *,
-    tasks: int,
-    seed: int,
-    pause: float = 1.0,
-    soak: float = 0.0,
-    tell: Callable[[str], None] = print,
-    deal: Deal = lambda chance: chance.sample(BREAKAGES, len(BREAKAGES)),
-) -> History:
-    """Run until so many tasks are accepted and every fault has been.
-
-    The same seed makes the same choices; when they meet is the machine's affair.
-
-    :param pause: seconds between two faults, on average.
-    :param soak: seconds without a fault that come before; ten readings are told.
-    :param deal: gives the faults, the last first; by default every kind, in an order of its own.
-    :raises StackError: if the ground gives way: a server does not start, or an actor fails.
-    """
-    history = History()
-    with (
-        prepared(settings="tests.chaos.settings", tokens=_tokens(), tell=tell) as ground,
-        press_house(history) as manifest,
-    ):
-        _Run(tasks, seed, pause, soak, tell, deal, ground, history).go(manifest)
-    return history
-
-
 def _tokens() -> dict[str, list[str]]:
     """The principals of each tenant: two requesters, two task workers, a poster, and two readers."""
     scopes = {
@@ -103,38 +76,55 @@ def _tokens() -> dict[str, list[str]]:
     }
 
 
-@dataclass(slots=True)
-class _Run:
+@dataclass(slots=True, kw_only=True)
+class Chaos:
+    """One run, until so many tasks are accepted and every fault has been.
+
+    The same seed makes the same choices; when they meet is the machine's affair.
+    """
+
     tasks: int
     seed: int
-    pause: float
-    soak: float
-    tell: Callable[[str], None]
-    deal: Deal
-    ground: Ground
-    history: History
+    pause: float = 1.0
+    """Seconds between two faults, on average."""
+    soak: float = 0.0
+    """Seconds without a fault that come before; ten readings are told."""
+    tell: Callable[[str], None] = print
+    deal: Deal = lambda chance: chance.sample(BREAKAGES, len(BREAKAGES))
+    """Gives the faults, the last first; by default every kind, in an order of its own."""
+    ground: Ground = field(init=False)
+    history: History = field(default_factory=History)
     actors: list[Actor] = field(default_factory=list)
-    begun: float = field(default_factory=now)
+    begun: float = 0.0
 
-    def go(self, manifest: Json) -> None:
-        """Let everybody act while one thing after the other breaks; then wait for the end, and read what is there."""
-        for tenant in _TENANTS:
-            with closing(self._client(f"asker-{tenant}-1")) as client:
-                for name, policy in TYPES.items():
-                    status, answer = client.aside("POST", "/api/v1/task-types", {**policy, "name": name})
-                    assert status in {200, 201}, answer
-        self._start_actors(manifest)
-        if self.soak:
-            self._soak()
-        dice = random.Random(self.seed)  # noqa: S311  # no secret
-        deck = self.deal(dice)
-        while deck or self._accepted() < self.tasks:
-            deck = deck or self.deal(dice)
-            self._break(deck.pop(), dice)
-            self._hit_a_worker(dice)
-            self._wait(dice.uniform(0, 2 * self.pause))
-        self._rest()
-        self._read()
+    def run(self) -> History:
+        """Let everybody act while one thing after the other breaks; then wait for the end, and read what is there.
+
+        :raises StackError: if the ground gives way: a server does not start, or an actor fails.
+        """
+        with (
+            prepared(settings="tests.chaos.settings", tokens=_tokens(), tell=self.tell) as self.ground,
+            press_house(self.history) as manifest,
+        ):
+            self.begun = now()
+            for tenant in _TENANTS:
+                with closing(self._client(f"asker-{tenant}-1")) as client:
+                    for name, policy in TYPES.items():
+                        status, answer = client.aside("POST", "/api/v1/task-types", {**policy, "name": name})
+                        assert status in {200, 201}, answer
+            self._start_actors(manifest)
+            if self.soak:
+                self._soak()
+            dice = random.Random(self.seed)  # noqa: S311  # no secret
+            deck = self.deal(dice)
+            while deck or self._accepted() < self.tasks:
+                deck = deck or self.deal(dice)
+                self._break(deck.pop(), dice)
+                self._hit_a_worker(dice)
+                self._wait(dice.uniform(0, 2 * self.pause))
+            self._rest()
+            self._read()
+        return self.history
 
     def _soak(self) -> None:
         (Actor.ease, Actor.batches), usual = (_EASE, _SMALL), (Actor.ease, Actor.batches)
@@ -145,8 +135,7 @@ class _Run:
             since = now()
             self._wait(self.soak / _READINGS)
             self._tell(json.dumps(reading(self.ground, self.history, probe.name, since)))
-        probe.stopping.set()
-        self._await_end([probe])
+        self._end([probe])
         Actor.ease, Actor.batches = usual
 
     def _client(self, name: str) -> Client:
@@ -216,10 +205,9 @@ class _Run:
         """Nobody asks for more; what is there must come to an end by itself."""
         self._tell("nobody asks for more")
         workers, planners = self._of(Worker), self._of(Planner)
-        asking = [actor for actor in self.actors if not isinstance(actor, Worker)]
-        for actor in asking:
-            actor.stopping.set()
-        self._await_end([one for one in asking if not isinstance(one, Planner)])
+        for planner in planners:
+            planner.stopping.set()
+        self._end([one for one in self.actors if not isinstance(one, Worker | Planner)])
         left, since = self.ground.ask_database(_OPEN), now()
         while (left or any(one.is_alive() for one in planners)) and now() - since < _REST:
             self._wait(0.5)
@@ -229,12 +217,12 @@ class _Run:
             left = fewer
         self.history.unrest += [f"{task} does not come to an end" for (task,) in left]
         self.history.unrest += [f"{one.name} waits for an execution" for one in planners if one.is_alive()]
-        for worker in workers:
-            worker.stopping.set()
-        self._await_end(workers)
+        self._end(workers)
         self._tell("something does not come to an end" if self.history.unrest else "everything has come to an end")
 
-    def _await_end(self, actors: Sequence[Actor]) -> None:
+    def _end(self, actors: Sequence[Actor]) -> None:
+        for actor in actors:
+            actor.stopping.set()
         for actor in actors:
             while actor.is_alive():
                 actor.join(1.0)
@@ -296,7 +284,7 @@ def main(argv: Sequence[str]) -> int:
     tell = partial(print, file=sys.stderr, flush=True)
     tell(f"seed {seed}")
     try:
-        history = run(tasks=asked.tasks, seed=seed, pause=asked.pause, soak=60 * asked.soak, tell=tell)
+        history = Chaos(tasks=asked.tasks, seed=seed, pause=asked.pause, soak=60 * asked.soak, tell=tell).run()
     except StackError as broken:
         tell(str(broken))
         os._exit(2)  # threads that ask again until they are answered would go on for ever

@@ -6,7 +6,7 @@ import pytest
 
 from tests.chaos.ground import BREAKAGES
 from tests.chaos.promises import violations
-from tests.chaos.run import run
+from tests.chaos.run import Chaos
 
 
 @pytest.mark.parametrize(
@@ -14,7 +14,7 @@ from tests.chaos.run import run
 )
 def test_promises_hold_while_processes_die(tasks: int) -> None:
     told: list[str] = []
-    history = run(tasks=tasks, seed=20261121, pause=0.5, soak=1.0, tell=told.append)
+    history = Chaos(tasks=tasks, seed=20261121, pause=0.5, soak=1.0, tell=told.append).run()
 
     assert violations(history) == []
     assert {fault.name for fault in history.faults} >= {breakage.name for breakage in BREAKAGES}

@@ -95,8 +95,6 @@ def test_sound_history_has_no_violations() -> None:
 
 
 REFUSED = called("cancel", {"task_id": TASK}, 8.0, {"code": "already_finished"}, status=409)
-
-
 DEPENDENT = queue(-1.0, asked={"depends_on": ["task_9"]})
 
 

@@ -25,7 +25,7 @@ from config.stack.supervisor import CELERY_WORKERS, WEB, Kept, readiness
 from tests.chaos.ground import LEASE_SECONDS, Breakage, Ground
 from tests.chaos.history import History, now
 from tests.chaos.promises import violations
-from tests.chaos.run import run
+from tests.chaos.run import Chaos
 from tests.commands import PATIENCE, ROOT
 from tests.waiters import until
 
@@ -49,7 +49,8 @@ _HOT: Final = {"tasks": ("Task", "tasks_task"), "receipts": ("Receipt", "receipt
 
 def _while(happens: Callable[[Ground, Random], None], *harms: str, seed: int) -> History:
     """A run in which this happens, held to every promise. Prints how much it was."""
-    history = run(tasks=1, seed=seed, deal=lambda _: [Breakage(name=happens.__name__, apply=happens, harms=harms)])
+    happening = Breakage(name=happens.__name__, apply=happens, harms=harms)
+    history = Chaos(tasks=1, seed=seed, deal=lambda _: [happening]).run()
     assert violations(history) == []
     print(f"{len(history.accepted):,} tasks, {len(history.receipts):,} receipts")
     return history
