@@ -62,11 +62,7 @@ class CeleryPeer:
 
     def producing(self, *, threads: int, seconds: float) -> Slice:
         """The threads of one process queue one message after the other."""
-
-        def work(number: int) -> Operation:
-            return by_threads(_messages(_STOCK)(number), threads)
-
-        done = drive(work, seconds=seconds)
+        done = drive(lambda number: by_threads(_messages(_STOCK)(number), threads), seconds=seconds)
         with redis.Redis.from_url(settings.REDIS_URL) as broker:
             broker.delete(_PREFIX + _STOCK)
         return done

@@ -186,9 +186,7 @@ def _make_table() -> None:
     with psycopg.connect(settings.DATABASE_URL_OWNER, autocommit=True) as connection:
         connection.execute("set role none")
         connection.execute("create schema if not exists bench")
-        connection.execute(
-            "create table if not exists bench.bare (id bigint generated always as identity primary key, summary text)"
-        )
+        connection.execute("create table if not exists bench.bare (id bigserial primary key, summary text)")
 
 
 def _inserting(rows: int, _number: int) -> Operation:

@@ -53,7 +53,9 @@ def _recalls(bench: Bench) -> Iterator[Row]:
 
 
 def _timed(bench: Bench, case: str, work: Work, note: str = "") -> Row:
-    peer = partial(_selecting, bench.agents[0])
+    reader = bench.agents[0]
+    one_row = partial(fetch, "select name from principals_principal where id = %s", [reader.principal_id], hot=True)
+    peer = partial(_asking, reader, one_row)
     return bench.row(case, work, peer, "one row by its key", statements=statements(work), note=note)
 
 
@@ -100,14 +102,6 @@ def _recalling(reader: Caller, number: int) -> Operation:
     return ask
 
 
-def _selecting(reader: Caller, _number: int) -> Operation:
-    def select() -> None:
-        with reader.acting():
-            fetch("select name from principals_principal where id = %s", [reader.principal_id], hot=True)
-
-    return select
-
-
 def _envelopes(bench: Bench) -> Iterator[Row]:
     """An envelope of a subject with many items, and what an agent begins with; in process and over HTTP."""
     agent = bench.agents[0]
@@ -123,10 +117,8 @@ def _envelopes(bench: Bench) -> Iterator[Row]:
 
     for case, ask, aim in (("envelope", envelope, "aim: 1 ms"), ("bootstrap", bootstrap, "aim: 2 ms")):
         yield _timed(bench, case, partial(_asking, agent, ask), aim).at_most(16)
-    over_http = bench.asking("GET", f"/api/v1/subjects/{SUBJECT}/envelope")
-    yield bench.row(
-        "envelope over HTTP", over_http, bench.asking("GET", HELLO), "hello view", note="aim: 2 ms"
-    ).at_most(3.5)
+    over_http, hello = bench.asking("GET", f"/api/v1/subjects/{SUBJECT}/envelope"), bench.asking("GET", HELLO)
+    yield bench.row("envelope over HTTP", over_http, hello, "hello view", note="aim: 2 ms").at_most(3.5)
 
 
 def _asking(agent: Caller, ask: Callable[[], object], _number: int) -> Operation:

@@ -48,12 +48,9 @@ def measure(data: Conversations, *, prefix: str = "recall") -> Figures:
     found = list[tuple[float, dict[tuple[str, int], float]]]()
     for number, conversation in enumerate(data.conversations):
         caller = make_caller(make_tenant(f"{prefix}-{number}"))
-        session_of = {message.id: session.id for session in conversation.sessions for message in session.messages}
-        message_of = {
-            _store(caller, session, message): message.id
-            for session in conversation.sessions
-            for message in session.messages
-        }
+        told = [(session, message) for session in conversation.sessions for message in session.messages]
+        session_of = {message.id: session.id for session, message in told}
+        message_of = {_store(caller, session, message): message.id for session, message in told}
         while embed_memories():
             pass
         for asked in data.questions:

@@ -159,9 +159,8 @@ def _make_lines(owner: Caller, clients: int) -> None:
     own = [f"{name}_{number}" for number in range(clients) for name in ("line", "stock")]
     for name in (_WAKING, _OUT_OF_THE_BOX, _ABANDONED, *own):
         with owner.acting():
-            queueing.register_type(
-                tenant_id=owner.tenant_id, given=RegisterTaskType(name=name, queue=name), now=timezone.now()
-            )
+            given = RegisterTaskType(name=name, queue=name)
+            queueing.register_type(tenant_id=owner.tenant_id, given=given, now=timezone.now())
     _queue_up(owner, "line_0", AGENTS)
     _lease_and_complete(owner, "line_0", AGENTS)
 
