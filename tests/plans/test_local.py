@@ -260,6 +260,7 @@ def test_everyday_words_are_read(intent: str, name: str, values: dict[str, Any])
         "like we did the other day",
         "reduce the limit of card C-12 by 500",
         "cancel my first booking",
+        "cancel the other booking B-12",
         "Set the goal to 4 weekly",
         "Set the weekly goal to 4 weekly",
     ],
@@ -268,7 +269,7 @@ def test_what_only_hints_at_a_tool_is_never_ready(intent: str) -> None:
     assert answer(ask(intent, HOUSE)) != "ready"
 
 
-@pytest.mark.parametrize("intent", ["the other room?", "what about the other rooms", "the same booking"])
+@pytest.mark.parametrize("intent", ["the other room?", "what about the other rooms", "a different room?"])
 def test_what_points_at_something_unsaid_gets_no_plan(intent: str) -> None:
     assert answer(ask(intent, HOUSE)) not in ("ready", "confirm")
 

@@ -262,6 +262,10 @@ def test_journey_begins_at_a_departure_and_a_stay_at_an_arrival() -> None:
         ("duration_hours", NUMBER, [], "90 minutes", 1.5),
         ("retention_days", INTEGER, [], "two weeks", 14),
         ("months", INTEGER, [], "two years", 24),
+        ("months", INTEGER, [], "2 years and 3 months", 27),
+        ("warranty_years", NUMBER, [], "18 months", 1.5),
+        ("warranty_years", NUMBER, [], "1 year and 6 months", 1.5),
+        ("term", {"type": "string", "format": "duration"}, [], "2 years", "PT63072000S"),
         ("page_id", TEXT, [], "12", "12"),
         ("pull_number", INTEGER, [], "#42", 42),
         ("start", {"type": "string", "format": "date-time"}, [], "since Monday", "2026-11-23T00:00:00Z"),
@@ -292,6 +296,7 @@ def test_best_value(name: str, schema: dict[str, Any], siblings: list[str], text
         ("password", TEXT, "'abc'"),
         ("after", {"type": "string", "description": "Cursor of the page before"}, "acme/shop"),
         ("count", INTEGER, "2026-01-01"),
+        ("months", INTEGER, "365 days"),
         ("filter", {"type": "object"}, "{'a': 1} since last week"),
     ],
 )

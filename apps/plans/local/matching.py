@@ -244,7 +244,7 @@ class _Whole:
             return True
         refers = any(one.evidence in (Evidence.STEP, Evidence.ASSUMED, Evidence.CONTEXT) for one in options.values())
         is_known = not self.part.number and (self.part.question or self.part.found or any(self.nouns.values()))
-        return refers if low in GROUPS["pointing"] else low in GROUPS["back"] and bool(refers or is_known)
+        return low in GROUPS["back"] and bool(refers or is_known)
 
 
 def _is_named(part: Part, place: int, profile: Profile) -> bool:

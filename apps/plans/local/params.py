@@ -49,7 +49,7 @@ _LETTERS: Final = frozenset("cfghlms")
 """Units at the end of a name: `distance_m`, but not `top_k`."""
 _AHEAD: Final = frozenset(("scheduled", "planned", "expected", "needed", "due", "deadline", "next", "until"))
 _ABBREVIATED: Final = 3
-_A_YEAR: Final = 12
+_MONTHS: Final = {"month": 1, "year": 12}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,6 +301,8 @@ def _is_allowed(param: Param, value: Any) -> bool:
     item = items if param.array and isinstance(items, Mapping) else param.schema
     checked = {name: item[name] for name in _CHECKED if name in item}
     one = value[0] if isinstance(value, list) and value else value
+    if param.type == "integer" and isinstance(one, float):
+        return False
     validator = _validator(json.dumps(checked, sort_keys=True)) if checked else None
     return validator is None or validator.is_valid(one)
 
@@ -315,14 +317,15 @@ def coerced(param: Param, found: Found) -> Any:
 def _in_unit(param: Param, found: Found) -> Any:
     """A number with a unit, in the param's unit. A year has twelve months, though a month has thirty days."""
     (base, own), (other, ratio) = words.RATIOS[found.unit], words.RATIOS.get(param.unit, ("", 1.0))
-    is_duration = found.kind is Kind.DURATION
-    if is_duration and param.format == "duration":
-        return f"PT{found.value:g}S"
-    if base != other and not is_duration:
+    whole = found.value * (1.0 if found.kind is Kind.DURATION else own)
+    if found.kind is Kind.DURATION and param.format == "duration":
+        return f"PT{whole:.12g}S"
+    if base != other and found.kind is not Kind.DURATION:
         return found.value
-    if {found.unit, param.unit} == {"month", "year"}:
-        ratio = own / _A_YEAR if found.unit == "year" else own * _A_YEAR
-    value = round(found.value * (1.0 if is_duration else own) / (ratio if base == other else own), 6)
+    value = whole / (ratio if base == other else own)
+    if found.unit in _MONTHS and param.unit in _MONTHS:
+        value = whole / own * _MONTHS[found.unit] / _MONTHS[param.unit]
+    value = round(value, 6)
     return int(value) if value == int(value) else value
 
 

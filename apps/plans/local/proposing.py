@@ -259,7 +259,9 @@ class Proposing:
         """What the caller gets of the best plan: the plan, questions, or what is missing."""
         measured = self.measured(draft)
         p = 1 / (1 + math.exp(-sum(weight * measured.get(name, 0.0) for name, weight in WEIGHTS["right"].items())))
-        is_shown = p >= (_SETTLED if self.asked.tools else _SHOWN)
+        # "the other room?"
+        is_unsaid = any(_points(one.part) and not (one.part.verb or match.options) for one, match in draft.steps)
+        is_shown = p >= (_SETTLED if self.asked.tools else _SHOWN) and not is_unsaid
         is_sure = p >= _READY and self._is_plain(draft)
         laid = _Laid(self.asked, p, sure=is_sure, gentle=all(map(self.is_gentle, draft.tools)))
         missing: list[Missing] = []
@@ -301,11 +303,14 @@ class Proposing:
 
     def _is_plain(self, draft: Draft) -> bool:
         """Does nothing speak against running it at once? A value that nothing takes does. If it changes something, so do an
-        unexplained word, a lookup that nobody spoke of, and an act on what is not named, or on several.
+        unexplained word, a lookup that nobody spoke of, and an act on what is not named, on several, or on "the other".
         """
         acts = [(one, match) for one, match in draft.steps if not self.is_gentle(match.profile.tool.uid)]
         is_vague = any(
-            one.part.question or match.told["plural"] or not (match.named or len(match.options) > 1)
+            one.part.question
+            or match.told["plural"]
+            or _points(one.part)
+            or not (match.named or len(match.options) > 1)
             for one, match in acts
         )
         is_loose = draft.unknown or draft.told["fed"] > draft.told["fed.named"] or is_vague
@@ -449,6 +454,11 @@ class _Laid:
 def _mentioned(part: Part, profile: Profile) -> int:
     """The place in a part that speaks most of a tool."""
     return max(part.stems, key=lambda place: (profile.explains(part.stems[place]), -place), default=part.stop)
+
+
+def _points(part: Part) -> bool:
+    """Does it speak of what is not said: "the other one"?"""
+    return any(one.low in GROUPS["pointing"] for one in part.tokens)
 
 
 def _order(match: Match) -> tuple[float, str]:

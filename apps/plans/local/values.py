@@ -103,7 +103,9 @@ def _numbers(tokens: Sequence[Token]) -> Iterator[Found]:
     for one, other in pairwise(durations):
         between = [token.low for token in tokens[one.last + 1 : other.first]]
         if between in ([], ["and"], [","]) and words.RATIOS[one.unit][1] > words.RATIOS[other.unit][1]:
-            yield replace(one, value=one.value + other.value, last=other.last, unit=other.unit)
+            # A year is 365 days, but twelve months of thirty.
+            share = 360 / 365 if other.unit == "month" else 1
+            yield replace(one, value=share * one.value + other.value, last=other.last, unit=other.unit)
     for one in durations:
         if [token.low for token in tokens[one.last + 1 : one.last + 4]] == ["and", "a", "half"]:
             yield replace(one, value=one.value + words.RATIOS[one.unit][1] / 2, last=one.last + 3)

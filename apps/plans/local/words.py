@@ -53,9 +53,9 @@ def prose(text: str) -> list[str]:
 
 IRREGULAR: Final = frozenset(_FORMS)
 GROUPS: Final = {head: frozenset(listed) for head, listed in entries("small")}
-"""Small words by group: `question`, `polite`, `negation`, `condition`, `exception`, `repeat`, `bulk`, `back` and others."""
+"""Small words by group: `question`, `polite`, `negation`, `condition`, `exception`, `repeat`, `bulk`, `back`, `pointing` and others."""
 _UNPLANNED: Final = ("negation", "condition", "exception", "repeat")
-_HELD: Final = (*_UNPLANNED, "bulk", "back", "pointing")
+_HELD: Final = (*_UNPLANNED, "bulk", "back")
 UNPLANNED: Final = frozenset().union(*map(GROUPS.__getitem__, _UNPLANNED))
 """Words for what a plan can't hold."""
 HELD: Final = frozenset().union(*map(GROUPS.__getitem__, _HELD))
