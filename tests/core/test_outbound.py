@@ -34,6 +34,7 @@ from apps.core.outbound import (
 )
 from tests import remote as remotes
 from tests.remote import Remote, says
+from tests.waiters import until
 
 
 @pytest.fixture
@@ -173,6 +174,7 @@ def test_answer_is_bounded_and_the_failure_quotes_nothing(
         post(remote.url, seconds=0.5)
     assert failure.value.reached
     assert "hush" not in str(failure.value)
+    until(lambda: remote.received, "it was not called", seconds=10)  # which notes the call in a thread of its own
     assert len(remote.received) == 1
 
 

@@ -37,7 +37,7 @@ _HELD: Final = 0.1
 """What the confidence is worth where a plan can't hold what is said."""
 _READY: Final = 0.75
 """A plan that is right so surely may run, if no value was cut from plain words but names that capitals bound."""
-_SHOWN, _SETTLED = 0.44, 0.12
+_SHOWN, _SETTLED = 0.40, 0.12
 """It is shown for confirmation if it is right so surely, and where the asker said which tool is meant."""
 _ASKED: Final = 0.02
 """What a param lacks is asked for, if the answer makes the plan right so surely."""
