@@ -333,6 +333,7 @@ class Steady(Actor):
         if call.ok and (entries := call.body.pop("entries")):
             shown = [receipt for entry in entries for receipt in entry["receipt_ids"]]
             self.client.ask("ack", {"through": entries[-1]["token"], "shown": shown})
+        self.client.ask("livez", {})
         self.stopping.wait(0.5)
 
     def wind_up(self) -> None:

@@ -39,6 +39,7 @@ _VERBS: Final[dict[str, tuple[str, str, str, str]]] = {
     "plan": ("POST", "/api/v1/plans", "", ""),
     "submit": ("POST", "/api/v1/plans/submit", "", ""),
     "execute": ("POST", "/api/v1/executions", "", ""),
+    "livez": ("GET", "/livez", "", ""),
     "report": ("GET", "/api/v1/executions/{execution_id}", "", ""),
 }
 # A refusal with one of these codes may be asked again.

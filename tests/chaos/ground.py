@@ -4,6 +4,7 @@ It ends only processes that it has started. Everything listens on the loopback a
 folder, and ends with the process that started it, however that ends.
 """
 
+import json
 import os
 import random
 import signal
@@ -216,6 +217,18 @@ def _flush(ground: Ground, chance: random.Random) -> None:
         time.sleep(chance.uniform(0, 0.5))
 
 
+def _double_messages(ground: Ground, chance: random.Random) -> None:
+    """What waits for Celery's workers and what they are at arrives once more, some times over."""
+    with redis.Redis.from_url(ground.environment["REDIS_URL"], socket_timeout=10) as client:
+        for _ in range(chance.randint(3, 6)):
+            for message, _, queue in map(json.loads, client.hvals("unacked")):
+                client.lpush(queue, json.dumps(message))
+            for queue in client.scan_iter(_type="list"):
+                if waiting := client.lrange(queue, 0, -1):
+                    client.rpush(queue, *waiting)
+            time.sleep(chance.uniform(0, 0.5))
+
+
 def _kill_broker(ground: Ground, chance: random.Random) -> None:
     ground.kill("valkey")
     time.sleep(chance.choice([0, 1, 5]))
@@ -233,6 +246,7 @@ BREAKAGES: Final = [
     Breakage(name="kill database", apply=_stop_database, harms=("database",)),
     Breakage(name="kill slow database", apply=_kill_slow_database, harms=("database",)),
     Breakage(name="flush broker", apply=_flush),
+    Breakage(name="double messages", apply=_double_messages),
     Breakage(name="pause broker", apply=partial(_pause, "valkey", 8)),
     Breakage(name="kill broker", apply=_kill_broker),
 ]

@@ -8,7 +8,8 @@ import psutil
 from tests.chaos.ground import Ground
 from tests.chaos.history import NEVER, Call, History, Json, now
 
-_VERBS: Final = ("queue", "lease", "complete", "read", "ack")
+# "livez" does nothing: it tells how fast the machine is just then.
+_VERBS: Final = ("queue", "lease", "complete", "read", "ack", "livez")
 _DATABASE: Final = """
     select count(*), pg_database_size(current_database()), pg_total_relation_size('task_live'),
         (select sum(n_dead_tup) / greatest(sum(n_live_tup), 1) from pg_stat_user_tables)

@@ -32,7 +32,6 @@ _REST: Final = 180.0
 _READINGS: Final = 10
 _EASE: Final = 4.0
 _SMALL: Final = (10,)
-_PROBE: Final = "steady-default-1"
 # Of each requester.
 _ASKED_FOR: Final = 100
 # Violations that are printed.
@@ -128,7 +127,7 @@ class Chaos:
 
     def _soak(self) -> None:
         (Actor.ease, Actor.batches), usual = (_EASE, _SMALL), (Actor.ease, Actor.batches)
-        probe = Steady(self._client(_PROBE))
+        probe = Steady(self._client("steady-default-1"))
         self.actors.append(probe)
         probe.start()
         for _ in range(_READINGS):
