@@ -54,15 +54,12 @@ def prose(text: str) -> list[str]:
 IRREGULAR: Final = frozenset(_FORMS)
 GROUPS: Final = {head: frozenset(listed) for head, listed in entries("small")}
 """Small words by group: `question`, `polite`, `negation`, `condition`, `exception`, `repeat`, `bulk`, `back`, `pointing` and others."""
-_UNPLANNED: Final = ("negation", "condition", "exception", "repeat")
-_HELD: Final = (*_UNPLANNED, "bulk", "back")
-UNPLANNED: Final = frozenset().union(*map(GROUPS.__getitem__, _UNPLANNED))
+UNPLANNED: Final = GROUPS["negation"] | GROUPS["condition"] | GROUPS["exception"] | GROUPS["repeat"]
 """Words for what a plan can't hold."""
-HELD: Final = frozenset().union(*map(GROUPS.__getitem__, _HELD))
+HELD: Final = UNPLANNED | GROUPS["bulk"] | GROUPS["back"]
 """Words that change what is asked for, so that somebody must explain them."""
-SMALL: Final = frozenset().union(
-    *(listed for head, listed in GROUPS.items() if head not in (*_HELD, "filler", "calendar", "bound"))
-)
+_OTHERS: Final = ("negation", "condition", "exception", "repeat", "bulk", "back", "filler", "calendar", "bound")
+SMALL: Final = frozenset().union(*(listed for head, listed in GROUPS.items() if head not in _OTHERS))
 """Words that need no explanation."""
 BOUNDS: Final = GROUPS["preposition"] | GROUPS["named"] | GROUPS["joiner"] | GROUPS["be"] | GROUPS["bound"]
 """Words that a value cut out of plain words neither begins nor ends with."""
