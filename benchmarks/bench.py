@@ -133,6 +133,14 @@ class Bench:
             if name not in self.servers.kept:
                 self.start(name, *line.split(), GATEHOUSE_PROCESS="worker")
 
+    def executors(self, count: int) -> list[psutil.Process]:
+        """Start so many Celery workers that execute; they are at rest."""
+        line, names = CELERY_WORKERS["worker-execute"], [f"execute-{nth}-of-{count}" for nth in range(count)]
+        argv = {name: line.replace("execute@", f"{name}@").split() for name in names}
+        started = [self.start(name, *argv[name], GATEHOUSE_PROCESS="worker") for name in names]
+        until(lambda: all(map(_is_at_rest, started)), lambda: "They are not at rest.", seconds=PATIENCE)
+        return started
+
     def start(self, name: str, *argv: str, **environ: str) -> psutil.Process:
         """Start another Python program that ends with the run."""
         self.servers.add(name, *argv, **environ)

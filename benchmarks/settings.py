@@ -1,5 +1,5 @@
-"""The product's settings with one more route."""
+"""The product's settings with one more route, and the handler of the fault tests."""
 
-from config.settings import *
+from tests.chaos.settings import *
 
 ROOT_URLCONF = "benchmarks.urls"

@@ -67,7 +67,7 @@ In a working copy, the following commands run as `.venv/bin/python manage.py COM
 folder than `var/`, set `GATEHOUSE_DATA=DIR`.
 
 `manage.py help COMMAND` tells the options. `bench` and `chaos` measure the product and break it on purpose, see
-[Benchmarks](benchmarks.md) and [Fault tests](chaos.md).
+[Benchmarks](benchmarks.md) and [Fault tests](reliability.md).
 
 | command | does |
 |---|---|

@@ -1,4 +1,4 @@
-"""What a unit costs over HTTP: CPU of web and of PostgreSQL, with one, two and four web processes."""
+"""What a unit costs: CPU of web or of Celery's workers, and of PostgreSQL, with one, two and four processes."""
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -11,27 +11,45 @@ from django.conf import settings
 from django.utils import timezone
 
 from apps.memory import services
+from apps.principals.tenancy import Caller
 from benchmarks.bench import Bench, Client
-from benchmarks.measure import Row, apart, drive
+from benchmarks.measure import Measure, Row, Slice, apart, drive
 from benchmarks.suites.inbox import receipt
 from benchmarks.suites.memory import SUBJECT, remember
+from benchmarks.suites.tasks import BATCH, queue_up, worked_off
+from tests.chaos import EXECUTED
 
-_WEBS: Final = (1, 2, 4)
+_PROCESSES: Final = (1, 2, 4)
 _CLIENTS: Final = 8
 _MEMORIES: Final = 50
+# Of fifty tasks, for a second of measuring.
+_BATCHES: Final = 8
 
 
 def run(bench: Bench) -> Iterator[Row]:
-    """Each request from eight clients, as fast as they can."""
+    """Each request from eight clients, as fast as they can; and what Celery executes."""
     bench.web()
     apart(partial(_prepare, bench))
-    for (case, request), count in itertools.product(_REQUESTS.items(), _WEBS):
+    for (case, request), count in itertools.product(_REQUESTS.items(), _PROCESSES):
         work, (_, webs) = bench.asking(*request, webs=count), bench.webs(count)
-        before = [_cpu(webs), _cpu(_postgresql())]
-        done = drive(work, clients=_CLIENTS, seconds=bench.scale.seconds)
-        web, database = (after - was for was, after in zip(before, [_cpu(webs), _cpu(_postgresql())], strict=True))
-        cost = f"{1e6 * web / done.units:,.0f} µs of web's CPU and {1e6 * database / done.units:,.0f} of PostgreSQL's"
-        yield Row.of(f"{case}, {count} web", [done], unit="calls/s", clients=_CLIENTS, note=cost)
+        ask = partial(drive, work, clients=_CLIENTS, seconds=bench.scale.seconds)
+        yield _costs(f"{case}, {count} web", "web", webs, ask, unit="calls/s", clients=_CLIENTS)
+    for count in _PROCESSES:
+        workers = bench.executors(count)
+        execute = partial(_executing, bench.agents[0], round(_BATCHES * bench.scale.seconds))
+        case = f"a task that Celery executes, {count} of its workers"
+        yield _costs(case, "Celery", workers, partial(apart, execute), unit="tasks/s")
+        for worker in workers:
+            worker.terminate()
+            worker.wait()
+
+
+def _costs(case: str, whose: str, processes: Sequence[psutil.Process], measure: Measure, **about: Any) -> Row:
+    before = [_cpu(processes), _cpu(_postgresql())]
+    done = measure()
+    ours, database = (after - was for was, after in zip(before, [_cpu(processes), _cpu(_postgresql())], strict=True))
+    cost = f"{1e6 * ours / done.units:,.0f} µs of {whose}'s CPU and {1e6 * database / done.units:,.0f} of PostgreSQL's"
+    return Row.of(case, [done], note=cost, **about)
 
 
 _REQUESTS: Final[dict[str, tuple[str, str, Callable[[], Any] | None]]] = {
@@ -53,6 +71,12 @@ def _prepare(bench: Bench) -> None:
         for number in range(_MEMORIES):
             text = f"Build {number} is red, as on most Mondays."
             services.store_observation(author=bench.agents[0], text=text, now=timezone.now())
+
+
+def _executing(owner: Caller, batches: int) -> Slice:
+    """Each runs once, beats once and is done."""
+    queued = (queue_up(owner, EXECUTED, BATCH) for _ in range(batches))
+    return worked_off(owner, [*itertools.chain.from_iterable(queued)])
 
 
 def _postgresql() -> Sequence[psutil.Process]:

@@ -18,7 +18,7 @@ from tests.chaos import EXECUTED
     )
 )
 def executed(context: Context, params: dict[str, Any]) -> Result:
-    plan = params["plan"]
+    plan = params.get("plan", ())
     act = plan[context.run_id - 1] if context.run_id <= len(plan) else "complete"
     context.heartbeat(progress=50, checkpoint={"run": context.run_id})
     if act == "fail":
