@@ -278,16 +278,20 @@ def tools() -> BaseSchema:
     return schemathesis.openapi.from_dict(document, config=SchemathesisConfig.from_dict(_CONFIG))
 
 
-@pytest.mark.long
+@TIERS
 @each(TOOLS)
 def test_a_tool_answers_as_its_schema_says(
-    site: Site, tools: BaseSchema, declared: Operation, record_property: Callable[[str, object], None]
+    site: Site,
+    tools: BaseSchema,
+    declared: Operation,
+    cases: tuple[int, int, int],
+    record_property: Callable[[str, object], None],
 ) -> None:
     turns, before = iter(range(10_000_000)), site.asked.total()
     said = jsonschema_rs.validator_for(calls.describe(declared).output_schema or {})
-    for mode, most in zip(GenerationMode, LONG, strict=False):
+    for mode, most in zip(GenerationMode, cases, strict=False):
 
-        @_drawing(most)
+        @_drawing(most // 4)
         @given(case=tools[f"/{declared.name}"]["POST"].as_strategy(generation_mode=mode))
         def ask(case: Case[Any]) -> None:
             given = case.body

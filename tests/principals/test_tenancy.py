@@ -161,6 +161,21 @@ def test_no_row_refers_to_another_tenants(db: None) -> None:
     assert (plain, untried) == ({*WITHOUT_TENANT}, {*UNTRIED.split()})
 
 
+# By these indexes foreign keys carry the tenant; `migrate` makes those that lack. A further one on a table that may be long
+# is built before, concurrently, by a migration of its own: "alter table … add constraint … unique using index …".
+ANCHORED = """
+delivery_target digests_thread executions_execution memory_memory memory_session memory_subject plans_plan
+principals_principal tasks_queue tasks_tasktype workers_offer workers_signingkey workers_toolversion workers_worker
+workers_workersource
+"""
+
+
+def test_tables_that_are_referred_to_by_tenant_are_known(db: None) -> None:
+    with as_owner() as cursor:
+        cursor.execute("select conrelid::regclass::text from pg_constraint where conname like '%of_tenant'")
+        assert {table for (table,) in cursor.fetchall()} == {*ANCHORED.split()}
+
+
 # References without a constraint: on the ways of tasks and receipts each would cost every row. One statement writes row and
 # reference, from rows of the tenant that it reads, and tests/interfaces/test_isolation.py asks for those of others.
 UNCONSTRAINED = """

@@ -131,6 +131,21 @@ def test_each_process_runs_the_same_command_everywhere() -> None:
     assert [composed[part][composed[part].index("--queues") + 1] for part in PARTS[:-1]] == list(PARTS[:-1])
 
 
+def test_unit_runs_what_compose_runs(tmp_path: Path) -> None:
+    script = re.search(r"ExecStart=/bin/sh -ec '([^']*)'", (DEPLOY / "gatehouse@.service").read_text())
+    assert script
+    python = tmp_path / ".venv/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text("#!/bin/sh\necho python $*\n")
+    python.chmod(0o755)
+    services = _compose()["services"]
+    for part in PARTS:
+        line = script[1].replace("\\\n", "").replace("$$", "$").replace("%i", part).replace("%%h", "host")
+        told = run("/bin/sh", "-ec", line, cwd=tmp_path).stdout.replace(f" --hostname {part}@host", "")
+        asked = services[part if part == "beat" else f"worker-{part}"]["command"]
+        assert told.split() == asked.split(), part
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="this machine has no systemd-analyze")
 def test_unit_file_is_one_that_systemd_takes() -> None:
     verified = run("systemd-analyze", "verify", DEPLOY / "gatehouse@.service")
