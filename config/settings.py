@@ -28,7 +28,19 @@ from config.logs import drop_routine, tell_exception
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 BASE_DIR = Path(__file__).resolve().parent.parent
-env = environ.Env()
+
+
+class _Env(environ.Env):  # type: ignore[misc]  # it has no types
+    def get_value(self, var: str, cast: Any = None, **more: Any) -> Any:
+        try:
+            return super().get_value(var, cast=cast, **more)
+        except ValueError:
+            if cast not in (int, float):
+                raise
+            raise SystemExit(f"{var} must be a number, and is {self.ENVIRON[var]!r}.") from None
+
+
+env = _Env()
 
 # development or production, which refuses to start without its keys and logins.
 _ENVIRONMENT = env.str("GATEHOUSE_ENV", default="") or "development"
@@ -257,9 +269,13 @@ def databases(process: str) -> dict[str, dict[str, Any]]:
 
 def database(process: str, url: str, most: int) -> dict[str, Any]:
     """How a kind of process is connected by one login; a web process by `most` connections."""
-    config: dict[str, Any] = dict(env.db_url_config(url))
-    if config["ENGINE"] != "django.db.backends.postgresql":
-        raise ImproperlyConfigured("DATABASE_URL must have the form postgresql://user:password@host:port/database.")
+    try:
+        config: dict[str, Any] = dict(env.db_url_config(url))
+    except ValueError:
+        config = {}
+    if config.get("ENGINE") != "django.db.backends.postgresql":
+        form = "postgresql://user:password@host:port/database, with the password percent-encoded"
+        raise SystemExit(f"DATABASE_URL, and those of other logins, must have the form {form}.")
     options: dict[str, Any] = dict(config.get("OPTIONS", {}))
     # Only hot statements are prepared (see core.sql); a generic plan is what makes them cheap.
     options["options"] = " ".join(

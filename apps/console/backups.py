@@ -17,6 +17,7 @@ from django.conf import settings
 from django.core.files.storage import FileSystemStorage, storages
 from django.db import connection, connections
 from django.db.migrations.loader import MigrationLoader
+from django.db.migrations.recorder import MigrationRecorder
 from psycopg import pq
 
 from apps.core.sql import OWNER, SYSTEM, logged_in_as
@@ -56,13 +57,14 @@ def back_up(folder: Path, *, now: datetime) -> dict[str, Any]:
     _run("pg_dump", *wanted, f"--file={folder / DATABASE}")
     if artifacts and artifacts.exists():
         shutil.copytree(artifacts, folder / ARTIFACTS, copy_function=_copy, dirs_exist_ok=True)
-    keys = {f"GATEHOUSE_{name}": _joined(getattr(settings, name)) for name in KEYS}
+    keys = {f"GATEHOUSE_{name}": ",".join(_keys(name)) for name in KEYS}
     (folder / SECRETS).write_text(json.dumps(keys, indent=2), encoding="utf-8")
     manifest = {
         "format": FORMAT,
         "created_at": now.isoformat(),
         "version": VERSION,
-        "migrations": _migrations(),
+        # Another release may have made the database that this one works on.
+        "migrations": sorted({*_migrations(), *map(".".join, MigrationRecorder(connection).applied_migrations())}),
         "files": {str(path.relative_to(folder)): _digest(path) for path in _files(folder)},
     }
     # Written last: without it a backup is not complete.
@@ -75,16 +77,14 @@ def back_up(folder: Path, *, now: datetime) -> dict[str, Any]:
 def restore(folder: Path) -> None:
     """Restore a backup into the empty database and the empty folder of artifacts of this deployment.
 
-    :raises Refused: if the backup is damaged, incomplete or of another version, if its keys are not those of this
-        deployment, or if something is there already. Nothing is changed then.
+    :raises Refused: if the backup is damaged, incomplete or of another version, if this deployment lacks one of its keys,
+        or if something is there already. Nothing is changed then.
     """
     check(folder)
     kept = json.loads((folder / SECRETS).read_text(encoding="utf-8"))
-    foreign = [name for name, value in kept.items() if value != _joined(getattr(settings, name[len("GATEHOUSE_") :]))]
-    if foreign:
-        raise Refused(
-            f"Set {', '.join(foreign)} as in {folder / SECRETS}: what is stored can be read with these alone."
-        )
+    lacking = [name for name, keys in kept.items() if not {*keys.split(",")} <= {*_keys(name[len("GATEHOUSE_") :])}]
+    if lacking:
+        raise Refused(f"Add the keys in {folder / SECRETS} to {', '.join(lacking)}: what is stored is read with them.")
     artifacts = _artifacts()
     if artifacts and artifacts.exists() and any(artifacts.iterdir()):
         raise Refused(f"There are artifacts already, in {artifacts}.")
@@ -115,23 +115,22 @@ def check(folder: Path) -> dict[str, Any]:
     """
     try:
         manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        told, migrations, files = manifest["format"], {*manifest["migrations"]}, dict(manifest["files"])
     except (FileNotFoundError, NotADirectoryError):
         raise Refused(f"{folder} is no complete backup: it has no {MANIFEST}.") from None
-    except ValueError:
+    except (ValueError, KeyError, TypeError):
         raise Refused(f"The {MANIFEST} of {folder} is damaged.") from None
-    if manifest.get("format") != FORMAT:
-        raise Refused(f"The backup has format {manifest.get('format')}, and this version reads format {FORMAT}.")
-    if manifest["migrations"] != _migrations():
-        ours, theirs = set(_migrations()), set(manifest["migrations"])
-        differing = ", ".join(sorted(ours ^ theirs)[:5])
+    if told != FORMAT:
+        raise Refused(f"The backup has format {told}, and this version reads format {FORMAT}.")
+    if differing := ", ".join(sorted(migrations ^ {*_migrations()})[:5]):
         raise Refused(
             f"The backup is of another version: restore it with release {manifest.get('version')}, then upgrade."
             f" It differs in the migrations {differing}."
         )
-    for name, digest in manifest["files"].items():
+    for name in dict.fromkeys((f"{DATABASE}/toc.dat", SECRETS, *files)):
         if not (folder / name).is_file():
             raise Refused(f"The backup is incomplete: {name} is missing.")
-        if _digest(folder / name) != digest:
+        if _digest(folder / name) != files.get(name):
             raise Refused(f"The backup is damaged: {name} is not what was written.")
     return manifest
 
@@ -151,8 +150,9 @@ def _copy(artifact: str, place: str) -> None:
         shutil.copy2(artifact, place)
 
 
-def _joined(key: str | list[str]) -> str:
-    return key if isinstance(key, str) else ",".join(key)
+def _keys(name: str) -> list[str]:
+    """The keys of a kind that this deployment accepts, that of new things first."""
+    return [settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS] if name == "SECRET_KEY" else getattr(settings, name)
 
 
 def _files(folder: Path) -> Iterator[Path]:

@@ -560,7 +560,7 @@ def update_subject(
         principals.refuse_unknown(given["share_with"] or (), tenant_id=author.tenant_id)
     if not may_lift and _lifts(subject, given):
         raise Forbidden(
-            f"Only who added {subject.key[:60]!r}, or an administrator, may lift its rules.",
+            f"Only who added {subject.key[:60]!r}, or an administrator, may lift its rules or set when it deletes.",
             code="settled_by_another",
         )
     _apply(subject, given, preferences)
@@ -575,14 +575,13 @@ def update_subject(
 
 
 def _lifts(subject: Subject, given: Mapping[str, Any]) -> bool:
-    """Whether a rule is to forbid less than it does."""
+    """Whether a rule is to forbid less than it does, or to delete at another time."""
     to_be = {name: given.get(name, getattr(subject, name)) for name in _RULES}
-    days, kept = subject.delete_after_days, to_be["delete_after_days"]
-    return (
+    return bool(
         to_be["memory_enabled"] > subject.memory_enabled
         or to_be["learn_patterns"] > subject.learn_patterns
         or to_be["anonymize_dates"] < subject.anonymize_dates
-        or (days is not None and (kept is None or kept > days))
+        or to_be["delete_after_days"] != subject.delete_after_days
     )
 
 

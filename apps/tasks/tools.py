@@ -13,6 +13,7 @@ from apps.core.errors import Conflict, DomainError, only
 from apps.core.ids import encode_cursor, format_ref
 from apps.core.operations import Coalesces, Progress, Reply, Route, Waits, operation
 from apps.core.schemas import Empty, Input, Moment, Name, NewName, Output, Paged, Text
+from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller
 from apps.tasks import selectors
 from apps.tasks.lease_tokens import task_of
@@ -616,8 +617,14 @@ def read_artifact(caller: Caller, given: ArtifactNamed) -> ArtifactOutput:
     after_refusal="The places named break a rule of the policy or of JSON Schema.",
 )
 def register_task_type(caller: Caller, given: RegisterTaskType) -> Reply:
-    """Add a task type: the schema of its params and the policy of its runs. The same name again changes it."""
-    task_type, is_new = queueing.register_type(tenant_id=caller.tenant_id, given=given, now=timezone.now())
+    """Add a task type: the schema of its params and the policy of its runs. The same name again changes it.
+
+    Its concurrency, its rate and whether it is enabled stay if they are left out, and change with the scope tasks:manage.
+    """
+    may_limit = caller.may(Scope.TASKS_MANAGE) or caller.may(Scope.ADMIN)
+    task_type, is_new = queueing.register_type(
+        tenant_id=caller.tenant_id, given=given, now=timezone.now(), may_limit=may_limit
+    )
     return Reply(task_type_output(task_type), 201 if is_new else 200)
 
 

@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import shlex
 import signal
 import sys
 import time
@@ -191,14 +192,15 @@ def restore(options: argparse.Namespace, data: DataFolder) -> int:
         raise StackError(f"{backup} is no complete backup: its secrets.json can't be read.") from None
     if not data.claim():
         raise StackError(f"Another restore fills {data.path}.")
-    data.write(data.secrets_file, kept)
+    data.write(data.secrets_file, kept | {"restoring": str(backup)})
     supervisor, code = Supervisor(data=data), _INTERRUPTED
     try:
         with _ended(supervisor):
             supervisor.start_servers()
             code = supervisor.run("manage.py", "restore", str(backup))
             if not code:
-                say(f"Start it: {typed('up')} --data {data.path}")
+                data.write(data.secrets_file, kept)
+                say(f"Start it: {typed('up')} --data {shlex.quote(str(data.path))}")
     finally:
         if code:
             data.clear()

@@ -4,6 +4,7 @@ import gc
 import http.client
 import json
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -26,7 +27,7 @@ import redis
 from config.stack.folders import KEYS, DataFolder
 from config.stack.processes import MARK, StackError, bound_log, end_all, exit_code, last_lines, launch, marked, runs
 from config.stack.servers import LOGINS, SERVERS, addresses
-from config.typed import PRODUCT
+from config.typed import PRODUCT, typed
 
 DEFAULT_PORT = 8080
 _READY_WITHIN = 120.0
@@ -138,6 +139,10 @@ class Supervisor:
         :raises StackError: if something does not start.
         """
         kept = self.data.secrets()
+        if "restoring" in kept:
+            path = shlex.quote(str(self.data.path))
+            again = f"{typed('reset')} --data {path}, then {typed('restore')} {kept['restoring']} --data {path}"
+            raise StackError(f"A restore into {self.data.path} did not come to its end. Type {again}")
         self._listener = listen(self.port, kept.get("port"))
         # Forks have it anyway; the servers, which are executed, have no use for it.
         self._listener.set_inheritable(not self.forks)

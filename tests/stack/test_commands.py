@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from django.core.files.base import ContentFile
@@ -25,7 +26,7 @@ from config.stack.processes import MARK, StackError, bound_log
 from config.stack.supervisor import DEFAULT_PORT, Supervisor, listen
 from manage import Commands
 from tests.commands import Ended, run
-from tests.factories import T0, make_caller, make_tenant
+from tests.factories import T0, as_owner, make_caller, make_tenant
 
 NOWHERE = "postgresql://somebody:hidden@127.0.0.1:9/nothing"
 
@@ -200,7 +201,11 @@ def _change(folder: Path, **members: object) -> None:
     ("harm", "words"),
     [
         (lambda folder: (folder / backups.MANIFEST).unlink(), "no complete backup"),
-        (lambda folder: (folder / backups.MANIFEST).write_text("{"), "damaged"),
+        *(
+            (lambda folder, text=text: (folder / backups.MANIFEST).write_text(text), "damaged")
+            for text in ["{", "[]", "{}"]
+        ),
+        (lambda folder: _change(folder, files={}), "database/toc.dat is not what was written"),
         (lambda folder: (folder / "database/toc.dat").unlink(), "database/toc.dat is missing"),
         (lambda folder: (folder / "database/toc.dat").write_text("other"), "database/toc.dat is not what was written"),
         (lambda folder: _change(folder, format=2), "format 2"),
@@ -247,7 +252,29 @@ def test_nothing_is_written_over(backup: Path) -> None:
         )
     with pytest.raises(backups.Refused, match=r"The artifacts are not in .*/artifacts: set GATEHOUSE_DATA"):
         backups.back_up(backup.with_name("another"), now=T0)
-    (backup / backups.SECRETS).write_text(json.dumps({"GATEHOUSE_LEASE_KEYS": "another"}))
-    _change(backup, files={})
-    with pytest.raises(backups.Refused, match="Set GATEHOUSE_LEASE_KEYS as in"):
+
+
+def test_a_backup_is_restored_where_its_keys_are_accepted_still(backup: Path, settings: Any) -> None:
+    settings.LEASE_KEYS = ["new", *settings.LEASE_KEYS]
+    settings.SECRET_KEY_FALLBACKS, settings.SECRET_KEY = [settings.SECRET_KEY], "new"
+    with pytest.raises(backups.Refused, match=r"database .* is not empty"):
         backups.restore(backup)
+    settings.LEASE_KEYS = ["new"]
+    with pytest.raises(backups.Refused, match=r"Add the keys in .* to GATEHOUSE_LEASE_KEYS: "):
+        backups.restore(backup)
+
+
+def test_a_backup_tells_of_a_migration_that_the_database_alone_has(backup: Path) -> None:
+    with as_owner() as cursor:
+        cursor.execute("insert into django_migrations (app, name, applied) values ('tasks', '0099_later', now())")
+    other = backup.with_name("other")
+    backups.back_up(other, now=T0)
+    with pytest.raises(backups.Refused, match=r"another version: .* tasks\.0099_later"):
+        backups.check(other)
+
+
+def test_what_a_restore_left_half_done_is_not_started(tmp_path: Path) -> None:
+    data = DataFolder(tmp_path)
+    data.write(data.secrets_file, data.secrets() | {"restoring": "/backups/monday"})
+    with pytest.raises(StackError, match=r"did not come to its end. Type .* reset .* restore /backups/monday"):
+        Supervisor(data=data).start()

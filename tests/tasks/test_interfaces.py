@@ -53,6 +53,19 @@ def test_names_that_do_not_fit_a_path_are_refused(tenant: Tenant, agent: str) ->
     assert [one["name"] for one in get(agent, "task-types")[1]["task_types"]] == ["index"]
 
 
+@pytest.mark.parametrize("limit", [{"concurrency": 1}, {"rate": {"leases": 1, "per_seconds": 60}}, {"enabled": False}])
+def test_limits_of_a_type_need_a_scope_of_their_own_once_it_is_there(tenant: Tenant, limit: dict[str, Any]) -> None:
+    agent = make_token(tenant, "Asker", scopes=[Scope.TASKS_QUEUE])
+    manager = make_token(tenant, "Manager", scopes=[Scope.TASKS_QUEUE, Scope.TASKS_MANAGE])
+    assert send(agent, "task-types", {"name": "more", "title": "More", **limit})[0] == 201
+    assert send(agent, "task-types", {"name": "more", "title": "Again", **limit})[0] == 200
+    assert send(agent, "task-types", {"name": "more"})[1].items() >= limit.items(), "what is left out stays"
+    other = {"concurrency": None, "rate": None, "enabled": True}
+    assert send(agent, "task-types", {"name": "more", **other})[1]["code"] == "missing_scope"
+    assert send(manager, "task-types", {"name": "more", **other})[1].items() >= other.items()
+    assert send(agent, "task-types", {"name": "more", **limit})[1]["code"] == "missing_scope"
+
+
 def act(console: Client, model: str, name: str, pk: int) -> Any:
     return console.post(reverse(f"admin:tasks_{model}_{name}", args=[pk]), SENT)
 

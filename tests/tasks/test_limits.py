@@ -115,7 +115,7 @@ def test_rate_holds_in_any_period(kee: Caller, worker: Caller, *, of_type: bool)
         assert given == [1, 2, 0, 1, 0, 2, 3]
         # What no period reaches any more is not kept, nor anything without a rate.
         assert RateWindow.objects.count() == 1
-    make_type(kee)
+    make_type(kee, rate=None)
     set_queue(kee)
     with acting_as(kee):
         assert not RateWindow.objects.exists()

@@ -12,7 +12,17 @@ from typing import Any, Final
 from django.db import DatabaseError, transaction
 
 from apps.core import foreign_schemas, strict_json
-from apps.core.errors import Conflict, DomainError, FieldError, Invalid, NotFound, TooLarge, Unavailable, only
+from apps.core.errors import (
+    Conflict,
+    DomainError,
+    FieldError,
+    Forbidden,
+    Invalid,
+    NotFound,
+    TooLarge,
+    Unavailable,
+    only,
+)
 from apps.core.ids import format_ref, random_id
 from apps.core.notifications import send_on_commit
 from apps.core.sql import database_now, execute, fetch
@@ -47,6 +57,8 @@ MAX_PARAMS_BYTES: Final = 262_144
 # So many registered types are compared with an unknown name, and so many are listed.
 _MOST_NEAR: Final = 1_000
 _MOST_NAMED: Final = 10
+# By column the member of a request.
+_LIMITS: Final = {"concurrency": "concurrency", "rate": "rate", "rate_seconds": "rate", "enabled": "enabled"}
 
 
 def check_schema(schema: Mapping[str, Any]) -> None:
@@ -75,11 +87,16 @@ def check_params(params: Mapping[str, Any], schema: Mapping[str, Any]) -> None:
 
 
 @transaction.atomic
-def register_type(*, tenant_id: int, given: RegisterTaskType, now: datetime) -> tuple[TaskType, bool]:
+def register_type(
+    *, tenant_id: int, given: RegisterTaskType, now: datetime, may_limit: bool = True
+) -> tuple[TaskType, bool]:
     """Add a type to a tenant, or change it; says whether it is new. Its queue is made if needed.
 
-    Open tasks keep the attempts and expiries that they were queued with.
+    Open tasks keep the attempts and expiries that they were queued with, and a type that is there the limits that are
+    left out.
 
+    :param may_limit: whether the limits of a type that is there may change.
+    :raises Forbidden: `missing_scope` if they may not and would.
     :raises Invalid: `invalid_schema` if the schema can't be used.
     :raises Conflict: `task_type_in_code` if a handler of the product owns the name.
     """
@@ -88,7 +105,13 @@ def register_type(*, tenant_id: int, given: RegisterTaskType, now: datetime) -> 
         raise Conflict(
             f"The task type {given.name!r} belongs to a handler of this deployment.", code="task_type_in_code"
         )
-    task_type, is_new = _stored(tenant_id, given, now)
+    found = TaskType.objects.select_for_update(no_key=True).filter(name=given.name).first()
+    held = {name: getattr(found, name) for name in _LIMITS} if found else {}
+    left_out = {name: kept for name, kept in held.items() if _LIMITS[name] not in given.model_fields_set}
+    if not may_limit and held != {name: given.columns[name] for name in held} | left_out:
+        detail = f"The limits of {given.name!r}, and whether it is enabled, change with the scope tasks:manage alone."
+        raise Forbidden(detail, code="missing_scope")
+    task_type, is_new = _stored(tenant_id, given, now, **left_out)
     if not is_new and task_type.rate is None:
         RateWindow.objects.filter(queue=None, task_type=task_type).delete()
     return task_type, is_new
