@@ -306,10 +306,9 @@ def test_a_tool_answers_as_its_schema_says(
     record_property("messages", site.asked.total() - before)
 
 
-_ANYTHING: Final = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
-    max_leaves=12,
+_PLAIN: Final = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
+_ANYTHING: Final[st.SearchStrategy[Any]] = st.deferred(
+    lambda: _PLAIN | st.lists(_ANYTHING, max_size=4) | st.dictionaries(st.text(max_size=8), _ANYTHING, max_size=4)
 )
 _METHODS: Final = "tools/call tools/list resources/read resources/list prompts/get completion/complete initialize ping "
 _MEMBERS: Final = "name arguments uri cursor ref argument level protocolVersion capabilities taskId notifications _meta"
