@@ -16,7 +16,6 @@ from django.db import models
 from django.db.migrations.loader import MigrationLoader
 
 from apps.principals.models import Membership, Tenant, TenantModel
-from tests.mutants.table import MUTANTS, Mutant
 
 ROOT: Final = Path(settings.BASE_DIR)
 CONTRACTS: Final = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
@@ -181,9 +180,3 @@ def test_unsafe_statements_of_a_migration_are_known() -> None:
         create unique index i on t (c); alter table t add constraint k check (c > 0)"""
     assert _unsafe("0002_more", safe) == []
     assert len(_unsafe("0002_more", unsafe)) == unsafe.count(";") + 1
-
-
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
-def test_code_of_each_mutant_is_where_it_was(mutant: Mutant) -> None:
-    """Otherwise `python -m tests.mutants` would no longer try it."""
-    assert (ROOT / mutant.file).read_text(encoding="utf-8").count(mutant.text) == 1

@@ -1040,14 +1040,17 @@ from ({newest}) as d"""
 _KEPT_AS_LONG: Final = (
     "greatest(%(least)s::interval, coalesce(make_interval(secs => k.retention_seconds), %(kept)s::interval))"
 )
-# Of the ends after one moment, in their order, those kept long enough, with all that is known of their tasks. One that
-# something still waits for stays. Index: task_history_by_end. The limit, which no task's runs reach, keeps the planner to
+# Of the ends after one moment, in their order, those kept long enough, with all that is known of their tasks. What every
+# type keeps is not looked at. One that something still waits for stays. Index: task_history_by_end. The limit, which no task's runs reach, keeps the planner to
 # one look for the runs of each.
 FORGET: Final = f"""
 with looked_at as materialized (
     select d.task_id, d.finished_at, d.fencing_token
     from task_history d
-    where d.finished_at > %(after)s::timestamptz and d.finished_at < gatehouse_now() - %(least)s::interval
+    where d.finished_at > %(after)s::timestamptz
+      and d.finished_at < gatehouse_now() - (
+          select greatest(%(least)s::interval, least(%(kept)s::interval, make_interval(secs => min(retention_seconds))))
+          from tasks_tasktype)
     order by d.finished_at
     fetch first %(limit)s rows with ties
 ), doomed as materialized (
@@ -1071,7 +1074,8 @@ with looked_at as materialized (
 )
 select (select max(finished_at) from looked_at), (select count(*) from doomed)
 """
-# Of the keys after one, by their order of use, those kept long enough; one whose task is still known stays.
+# Of the keys after one, by their order of use, those kept long enough; one whose task is still known stays. It ends at the
+# first thousand of which none is old enough.
 FORGET_KEYS: Final = """
 with looked_at as materialized (
     select k.id, k.task_id, k.created_at from tasks_idempotencykey k
@@ -1082,5 +1086,5 @@ with looked_at as materialized (
       and not exists (select from tasks_task t where t.id = l.task_id)
     returning k.id
 )
-select (select max(id) from looked_at), (select count(*) from gone)
+select (select max(id) from looked_at where created_at < gatehouse_now() - %(kept)s::interval), (select count(*) from gone)
 """

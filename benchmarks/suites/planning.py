@@ -31,10 +31,19 @@ from benchmarks.measure import Row, Slice, apart
 from tests.plans.making import scripted
 from tests.workers.factories import make_manifest
 
-_VERBS, _NOUNS = (
-    ["analyze", "index", "convert", "extract", "summarize", "translate", "scan", "resize", "merge", "split"],
-    ["invoices", "contracts", "photos", "recordings", "tables", "sensors", "ledgers", "maps", "tickets", "poems"],
-)
+_VERBS: Final = ["analyze", "index", "convert", "extract", "summarize", "translate", "scan", "resize", "merge", "split"]
+_NOUNS: Final = [
+    "invoices",
+    "contracts",
+    "photos",
+    "recordings",
+    "tables",
+    "sensors",
+    "ledgers",
+    "maps",
+    "tickets",
+    "poems",
+]
 _TAKES: Final = {"type": "object", "properties": {"path": {"type": "string"}, "limit": {"type": "integer"}}}
 _SETS: Final = Path(settings.BASE_DIR) / "tests/plans/sets"
 _NOW: Final = datetime(2026, 11, 24, 12, tzinfo=UTC)

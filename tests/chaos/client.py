@@ -8,13 +8,10 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
-from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-import gatehouse_client
-from gatehouse_client.outputs import LeasedTask
 from tests.chaos.history import Call, History, Json, now
 
 PATIENCE: Final = 20.0
@@ -73,14 +70,11 @@ class Client:
     def ask(self, verb: str, *requests: Json) -> list[Call]:
         """One call, for one or for several. Its answer may get lost, and it may arrive twice.
 
-        Some ask for each of several by itself, at the same moment. The hub makes these calls in one transaction, or
-        the product's client in one request.
+        Some ask for each of several by itself, at the same moment. The hub makes these calls in one transaction.
         """
         dice, many = self.chance.randrange(100), len(requests) > 1
-        if many and verb in {"queue", "complete"} and dice >= 80:  # of a hundred
-            return self._each(verb, requests, "coalesced")
         if many and (not _VERBS[verb][2] or (len(requests) <= _FEW and dice >= 50)):
-            return self._each(verb, requests, "clear")
+            return self._each(verb, requests)
         if dice < 3:
             return self._exchange(self._kept(), verb, requests, "swallowed")
         if dice < 6:
@@ -122,15 +116,10 @@ class Client:
         for timer in self._late:
             timer.join(timeout=PATIENCE)
         self.reset()
-        self._product.close()
 
-    @cached_property
-    def _product(self) -> gatehouse_client.Client:
-        return gatehouse_client.Client(self.url, self.token, patience=PATIENCE / 4)
-
-    def _each(self, verb: str, requests: tuple[Json, ...], weather: str) -> list[Call]:
+    def _each(self, verb: str, requests: tuple[Json, ...]) -> list[Call]:
         def one(request: Json) -> Call:
-            (call,) = self._copy(verb, (request,), weather)
+            (call,) = self._copy(verb, (request,), "clear")
             if verb == "queue" and call.ok and call.body["task_id"].endswith(("0", "5")):
                 # What was answered is there for the next call.
                 self._copy("cancel", ({"task_id": call.body["task_id"]},), "clear")
@@ -162,12 +151,9 @@ class Client:
         one = {key: value for key, value in requests[0].items() if f"{{{key}}}" not in path and key != "shown"}
         body = {named: list(requests)} if many else one
         try:
-            if weather == "coalesced":
-                status, answer = self._by_product(verb, requests[0])
-            else:
-                where = path_of_many if many else path.format(**requests[0])
-                status, answer = self._send(connection, method, where, body)
-        except (OSError, http.client.HTTPException, gatehouse_client.Unreachable) as exc:
+            where = path_of_many if many else path.format(**requests[0])
+            status, answer = self._send(connection, method, where, body)
+        except (OSError, http.client.HTTPException) as exc:
             connection.close()
             status, answer = None, {"fault": repr(exc)}
         moment = now()
@@ -182,17 +168,6 @@ class Client:
                 if many and call.ok:
                     call.status, call.body = _of_one(answer["results"][nth])
         return calls
-
-    def _by_product(self, verb: str, request: Json) -> tuple[int, Any]:
-        """The answer by the client that the product comes with, which asks again by itself."""
-        try:
-            if verb == "queue":
-                return 200, asdict(self._product.queue(**request))
-            about: Json = {"run_id": 0, "task_type": "", "params": {}, "checkpoint": None, "lease_ms": 0}
-            lease = LeasedTask(task_id=request["task_id"], lease_token=request["lease_token"], **about)
-            return 200, asdict(self._product.complete(lease, request["result"], summary=request.get("summary")))
-        except gatehouse_client.Refused as refusal:
-            return refusal.status, dict(refusal.document)
 
     def _send(
         self, connection: http.client.HTTPConnection, method: str, path: str, body: Json | None

@@ -107,7 +107,7 @@ def no_lost_receipt(history: History) -> Iterator[str]:
         receipt = stored.get((call.tenant, call.body.get("receipt_id", "")))
         if call.ok and (receipt is None or receipt["recipient"] != call.request["recipient_ai"]):
             yield f"{call.request['dedupe_key']} was acknowledged as {call.body['receipt_id']} and is {receipt}"
-    possible, _ = _acked(history)
+    possible = {receipt for call in history.of("ack") for receipt in call.request["shown"]}
     shown = {inbox: Counter(receipts) for inbox, receipts in history.visible.items()}
     for receipt in history.receipts:
         if receipt["in_inbox"]:
@@ -177,35 +177,22 @@ def in_order(history: History) -> Iterator[str]:
 
 def acks_as_of(history: History) -> Iterator[str]:
     """An ack takes what its token's page showed up to there, and nothing that came later."""
-    possible, certain = _acked(history)
+    certain = {receipt for call in history.of("ack") if call.ok for receipt in call.request["shown"]}
     for (tenant, name), visible in history.visible.items():
         if again := sorted(certain & set(visible)):
             yield f"{name} acked {again[:5]} and is shown them"
-        own = {
-            r["receipt_id"]
-            for r in history.receipts
-            if (r["tenant"], r["recipient"], r["in_inbox"]) == (tenant, name, True)
-        }
-        if unseen := sorted(own - set(visible) - possible):
-            yield f"{name} is not shown {unseen[:5]}, and was never shown them before an ack"
+        stored = [one for one in history.receipts if (one["tenant"], one["recipient"]) == (tenant, name)]
+        own = {one["receipt_id"] for one in stored if one["in_inbox"]}
         if foreign := [one for one in visible if one not in own]:
             yield f"{name} is shown {foreign[:5]} of others"
-
-
-def _acked(history: History) -> tuple[set[str], set[str]]:
-    """The receipts that may be acked, and those that are for certain."""
-    acks = history.of("ack")
-    possible = {receipt for call in acks for receipt in call.request["shown"]}
-    return possible, {receipt for call in acks if call.ok for receipt in call.request["shown"]}
 
 
 def no_failure(history: History) -> Iterator[str]:
     """No answer is a failure, and none is missing, but while the web or the database is broken."""
     for call in history.calls:
         failed = call.status is not None and call.status >= 500  # HTTP
-        missing = call.status is None and call.weather in {"clear", "coalesced"}
-        busy = call.body.get("code") == "busy"
-        if not (failed or missing) or busy:
+        missing = call.status is None and call.weather == "clear"
+        if not (failed or missing) or call.body.get("code") == "busy":
             continue
         broken = history.harmed(call.begin - _FELT, min(call.end, call.lost), "web", "database")
         if not broken or call.status == 500:  # a defect
@@ -243,18 +230,7 @@ def executions_go_on(history: History) -> Iterator[str]:
 PROMISES: Final[dict[str, Callable[[History], Iterator[str]]]] = {
     promise.__name__: promise
     for promise in (
-        ends_once,
-        one_holder,
-        refused_alone,
-        no_stale_fence,
-        no_lost_receipt,
-        receipt_once,
-        idempotent,
-        canceled_or_completed,
-        in_order,
-        acks_as_of,
-        no_failure,
-        no_stranger,
-        executions_go_on,
+        *(ends_once, one_holder, refused_alone, no_stale_fence, no_lost_receipt, receipt_once, idempotent),
+        *(canceled_or_completed, in_order, acks_as_of, no_failure, no_stranger, executions_go_on),
     )
 }

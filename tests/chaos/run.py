@@ -5,7 +5,6 @@ One run: actors at work, faults one after the other, rest, and a history of all 
 
 import argparse
 import json
-import logging
 import os
 import random
 import secrets
@@ -278,7 +277,6 @@ def main(argv: Sequence[str]) -> int:
     soak = "act for so long before the first fault, and print ten readings of latency, memory and room"
     parser.add_argument("--soak", type=float, default=0.0, metavar="MINUTES", help=soak)
     asked = parser.parse_args(argv)
-    logging.getLogger("gatehouse_client").setLevel(logging.ERROR)  # the web is away now and then
     seed = secrets.randbelow(10**9) if asked.seed is None else asked.seed
     tell = partial(print, file=sys.stderr, flush=True)
     tell(f"seed {seed}")

@@ -98,6 +98,11 @@ REFUSED = called("cancel", {"task_id": TASK}, 8.0, {"code": "already_finished"},
 DEPENDENT = queue(-1.0, asked={"depends_on": ["task_9"]})
 
 
+REFUSED_ANEW = called("queue", queue(0.0).request, 4.0, {"code": "idempotency_conflict"}, status=409)
+NEEDED = called("complete", {"task_id": "task_9", "lease_token": "lt_9.1.x"}, 0.5)
+CANCELED = called("cancel", {"task_id": TASK}, 8.0)
+
+
 def add(*calls: Call) -> Callable[[History], object]:
     return lambda history: history.calls.extend(calls)
 
@@ -119,6 +124,8 @@ def told(**members: Any) -> Callable[[History], object]:
         ("refused_alone", add(complete(5.5, status=409))),
         ("no_stale_fence", add(beat(5.5))),
         ("no_stale_fence", add(complete(5.5, TOKEN))),
+        ("no_stale_fence", add(complete(4.0, TOKEN), complete(6.5, TOKEN))),
+        ("no_lost_receipt", lambda history: history.receipts[1].update(in_inbox=False, recipient="asker")),
         ("no_lost_receipt", add(post(4.0, key="f", receipt="r7"))),
         ("no_lost_receipt", lambda history: history.visible["default", "reader"].remove("r2")),
         ("no_lost_receipt", lambda history: history.visible["default", "reader"].append("r2")),
@@ -127,15 +134,20 @@ def told(**members: Any) -> Callable[[History], object]:
         ("receipt_once", add(post(4.0, summary="y"))),
         ("idempotent", add(queue(4.0, task="task_2"))),
         ("idempotent", add(queue(4.0, number=2))),
+        ("idempotent", add(REFUSED_ANEW)),
         ("idempotent", add(complete(8.0, status=409))),
         ("idempotent", add(complete(8.0, receipt="other"))),
-        ("canceled_or_completed", add(called("cancel", {"task_id": TASK}, 8.0))),
+        ("canceled_or_completed", lambda history: (told(status="canceled")(history), add(CANCELED)(history))),
+        ("canceled_or_completed", lambda history: (history.calls.__delitem__(slice(3, 6)), add(CANCELED)(history))),
         ("canceled_or_completed", lambda history: (told(status="canceled")(history), add(REFUSED)(history))),
         ("canceled_or_completed", add(called("cancel", {"task_id": TASK}, 0.2, status=404))),
         ("in_order", add(queue(-1.0, asked={"run_at": "2999-01-01T00:00:00+00:00"}))),
-        ("in_order", lambda history: (history.tasks.update(task_9={"status": "failed"}), add(DEPENDENT)(history))),
+        ("in_order", lambda history: (history.tasks.update(task_9={"status": "succeeded"}), add(DEPENDENT)(history))),
+        (
+            "in_order",
+            lambda history: (history.tasks.update(task_9={"status": "failed"}), add(NEEDED, DEPENDENT)(history)),
+        ),
         ("acks_as_of", lambda history: history.visible["default", "reader"].append("r1")),
-        ("acks_as_of", lambda history: history.visible["default", "reader"].clear()),
         ("acks_as_of", lambda history: history.visible["default", "reader"].append("end")),
         ("no_failure", add(queue(3.0, status=500))),
         ("no_failure", add(queue(3.0, status=503))),
@@ -143,7 +155,8 @@ def told(**members: Any) -> Callable[[History], object]:
         ("no_stranger", add(lease(9.0, 3, tenant="other"))),
         ("executions_go_on", lambda history: history.executions.append(execution(status="failed"))),
         ("executions_go_on", lambda history: history.executions.append(execution(expected={"pick": ("pick", "c")}))),
-        ("executions_go_on", lambda history: history.tool_calls.append(("press", "b>pick", ENDED + 1))),
+        ("executions_go_on", lambda history: history.executions[0]["steps"][0].update(envelope={})),
+        ("executions_go_on", lambda history: history.tool_calls.__setitem__(1, ("press", "b>pick", ENDED + 1))),
         ("executions_go_on", lambda history: history.tool_calls.append(("pick", "b", ENDED - 8))),
     ],
 )

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from io import StringIO
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -264,3 +265,11 @@ def send_elsewhere(tenant: Tenant, kee: Caller) -> None:
         with acting_as(manager):
             post(lee, poster=manager, surface="ledger", event_type="plan_created")
         deliver()
+
+
+def test_counts_of_all_processes_are_summed(db: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
+    for number in (2, 3):
+        program = f"from apps.core.metrics import Counter; Counter('tried', 'Tried.').inc({number})"
+        assert run(sys.executable, "-c", program, env=dict(os.environ)).returncode == 0
+    assert b"\ntried_total 5.0\n" in metrics.exposition()

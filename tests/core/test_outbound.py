@@ -232,18 +232,6 @@ def test_compressed_answer_is_not_unpacked(remote: Remote) -> None:
     assert post(remote.url).body == packed
 
 
-@pytest.mark.parametrize("name", ["HTTP_PROXY", "http_proxy", "ALL_PROXY"])
-def test_environment_proxy_is_not_used(remote: Remote, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.delenv("NO_PROXY", raising=False)
-    monkeypatch.delenv("no_proxy", raising=False)
-    with remotes.serving() as proxy:
-        monkeypatch.setenv(name, proxy.url)
-
-        assert post(f"{remote.url}/door").status == 200
-
-    assert (len(remote.received), proxy.received) == (1, [])
-
-
 @pytest.fixture
 def looked_up(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The look-ups of remote.test, which is on loopback the first time and nowhere after that."""

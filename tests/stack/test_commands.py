@@ -184,7 +184,8 @@ def backup(db: None, own_artifacts: None, tmp_path: Path, monkeypatch: pytest.Mo
     def dump(_program: str, *arguments: str) -> None:
         place = Path(next(one for one in arguments if one.startswith("--file=")).removeprefix("--file="))
         place.mkdir()
-        (place / "toc.dat").write_text("rows")
+        for name in ("toc.dat", "1.dat"):
+            (place / name).write_text("rows")
 
     monkeypatch.setattr("apps.console.backups._run", dump)
     folder = tmp_path / "backup"
@@ -206,6 +207,8 @@ def _change(folder: Path, **members: object) -> None:
             for text in ["{", "[]", "{}"]
         ),
         (lambda folder: _change(folder, files={}), "database/toc.dat is not what was written"),
+        (lambda folder: (folder / "database/1.dat").write_text("other"), "database/1.dat is not what was written"),
+        (lambda folder: (folder / backups.SECRETS).write_text("{}"), "secrets.json is not what was written"),
         (lambda folder: (folder / "database/toc.dat").unlink(), "database/toc.dat is missing"),
         (lambda folder: (folder / "database/toc.dat").write_text("other"), "database/toc.dat is not what was written"),
         (lambda folder: _change(folder, format=2), "format 2"),
@@ -215,7 +218,7 @@ def _change(folder: Path, **members: object) -> None:
 def test_a_backup_that_is_not_whole_is_refused_by_name(
     backup: Path, harm: Callable[[Path], object], words: str
 ) -> None:
-    assert backups.check(backup)["format"] == 1
+    assert (backups.check(backup)["format"], backup.stat().st_mode & 0o777) == (1, 0o700)
     harm(backup)
     with pytest.raises(backups.Refused, match=words):
         backups.restore(backup)
@@ -273,8 +276,15 @@ def test_a_backup_tells_of_a_migration_that_the_database_alone_has(backup: Path)
         backups.check(other)
 
 
-def test_what_a_restore_left_half_done_is_not_started(tmp_path: Path) -> None:
-    data = DataFolder(tmp_path)
-    data.write(data.secrets_file, data.secrets() | {"restoring": "/backups/monday"})
-    with pytest.raises(StackError, match=r"did not come to its end. Type .* reset .* restore /backups/monday"):
-        Supervisor(data=data).start()
+def test_what_a_restore_left_half_done_is_not_started(
+    backup: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(supervisor: Supervisor) -> None:
+        with pytest.raises(StackError, match=rf"did not come to its end. Type .* reset .* restore {backup}"):
+            supervisor.start()
+        raise StackError("as by a signal")
+
+    monkeypatch.setattr(Supervisor, "start_servers", killed)
+    monkeypatch.setenv(MARK, DataFolder(new := tmp_path / "new").mark)
+    assert main(["restore", str(backup), "--data", str(new)]) == 1
+    assert [one.name for one in new.iterdir()] == ["lock"]

@@ -103,6 +103,16 @@ def test_walk_continues_and_starts_again(kee: Caller, worker: Caller, monkeypatc
     assert sum(walk.forget() for _ in range(5)) == 4
 
 
+def test_what_every_type_keeps_is_not_looked_at(kee: Caller, worker: Caller) -> None:
+    make_type(kee)
+    do(kee, worker)
+    later(89 * DAY)
+    walk = operating.Walk()
+    assert (walk.forget(), walk.is_at_the_beginning) == (0, True)
+    make_type(kee, "short", retention_seconds=2 * DAY)
+    assert (walk.forget(), walk.is_at_the_beginning) == (0, False)
+
+
 @pytest.fixture
 def old(transactional_db: None) -> Caller:
     """Who has two committed tasks that ended a long time ago."""
