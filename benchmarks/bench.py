@@ -127,14 +127,15 @@ class Bench:
             self._webs[count] = url, started
         return self._webs[count]
 
-    def celery(self) -> None:
-        """Start the Celery workers of the product, once: they sweep, flush and execute."""
-        for name, line in CELERY_WORKERS.items():
+    def celery(self, *names: str) -> None:
+        """Start these Celery workers of the product, or all, once: they sweep, flush and execute."""
+        for name in names or CELERY_WORKERS:
             if name not in self.servers.kept:
-                self.start(name, *line.split(), GATEHOUSE_PROCESS="worker")
+                self.start(name, *CELERY_WORKERS[name].split(), GATEHOUSE_PROCESS="worker")
 
     def executors(self, count: int) -> list[psutil.Process]:
-        """Start so many Celery workers that execute; they are at rest."""
+        """Start so many Celery workers that execute, beside one that sweeps; they are at rest."""
+        self.celery("worker-core")
         line, names = CELERY_WORKERS["worker-execute"], [f"execute-{nth}-of-{count}" for nth in range(count)]
         argv = {name: line.replace("execute@", f"{name}@").split() for name in names}
         started = [self.start(name, *argv[name], GATEHOUSE_PROCESS="worker") for name in names]

@@ -63,6 +63,7 @@ def back_up(folder: Path, *, now: datetime) -> dict[str, Any]:
         "format": FORMAT,
         "created_at": now.isoformat(),
         "version": VERSION,
+        "owner": _owner(),
         # Another release may have made the database that this one works on.
         "migrations": sorted({*_migrations(), *map(".".join, MigrationRecorder(connection).applied_migrations())}),
         "files": {str(path.relative_to(folder)): _digest(path) for path in _files(folder)},
@@ -80,11 +81,15 @@ def restore(folder: Path) -> None:
     :raises Refused: if the backup is damaged, incomplete or of another version, if this deployment lacks one of its keys,
         or if something is there already. Nothing is changed then.
     """
-    check(folder)
+    manifest = check(folder)
     kept = json.loads((folder / SECRETS).read_text(encoding="utf-8"))
     lacking = [name for name, keys in kept.items() if not {*keys.split(",")} <= {*_keys(name[len("GATEHOUSE_") :])}]
     if lacking:
         raise Refused(f"Add the keys in {folder / SECRETS} to {', '.join(lacking)}: what is stored is read with them.")
+    if (owner := manifest.get("owner")) != _owner():
+        raise Refused(
+            f"The tables of the backup belong to {owner}: let DATABASE_URL_OWNER name a login that is called so."
+        )
     artifacts = _artifacts()
     if artifacts and artifacts.exists() and any(artifacts.iterdir()):
         raise Refused(f"There are artifacts already, in {artifacts}.")
@@ -162,6 +167,12 @@ def _files(folder: Path) -> Iterator[Path]:
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _owner() -> str:
+    """The login whose tables they are."""
+    with logged_in_as(OWNER):
+        return connection.get_connection_params().get("user") or ""
 
 
 def _run(program: str, *arguments: str) -> None:

@@ -255,7 +255,8 @@ def _deliveries() -> Finding:
     with acting_as_system("readiness"):
         now = database_now()
         pending = Delivery.objects.filter(state=State.PENDING, target__kind=Kind.REMOTE)
-        due = pending.filter(due_at__lt=now - selectors.FLUSHED_WITHIN, target__retry_at=None, target__stopped_at=None)
+        due = Delivery.objects.filter(state=State.PENDING, target__retry_at=None, target__stopped_at=None)
+        due = due.filter(due_at__lt=now - selectors.FLUSHED_WITHIN)
         due_at = due.aggregate(at=Min("due_at"))["at"]
         dead, waiting = (rows[:COUNTED].count() for rows in (Delivery.objects.filter(state=State.DEAD), pending))
         silent = Target.objects.filter(kind=Kind.REMOTE, retry_at__isnull=False).count()

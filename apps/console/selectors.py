@@ -28,10 +28,10 @@ FLUSHED_WITHIN: Final = timedelta(seconds=3)
 _QUEUES_SHOWN: Final = 50
 # Of each gauge of a queue: the figure, how those of queues of one name are joined, and what it says.
 _OF_QUEUES: Final[Mapping[str, tuple[str, Callable[[Sequence[float]], float], str]]] = {
-    "ready": ("queued", sum, "Tasks of the queue that a worker may claim."),
+    "ready": ("queued", sum, "Tasks of the queue that a worker may claim; none while it is paused."),
     "waiting": ("scheduled", sum, "Tasks of the queue that wait for a moment or a task."),
     "leased": ("leased", sum, "Tasks of the queue that a worker holds."),
-    "oldest_ready_seconds": ("oldest_wait_seconds", max, "Age of the oldest ready task of the queue."),
+    "oldest_ready_seconds": ("oldest_wait_seconds", max, "Age of the oldest of them."),
     "finished_per_minute": (
         "finished_per_minute",
         sum,
@@ -74,7 +74,10 @@ GAUGES: Final[Mapping[str, tuple[str, Sequence[str]]]] = {
     "gatehouse_digests_lateness_seconds": ("Of the digest longest overdue.", ()),
     "gatehouse_obligations_open": ("What is owed.", ()),
     "delegate_receipt_retry_queue_size": ("Receipts queued for retry.", ()),
-    "gatehouse_deliveries_oldest_seconds": ("Age of the oldest pending delivery.", ()),
+    "gatehouse_deliveries_oldest_seconds": (
+        "How long the delivery that is longest overdue has been due, of targets that are called.",
+        (),
+    ),
     "gatehouse_deliveries_dead": ("Deliveries that wait for an operator.", ()),
     "gatehouse_targets_open": ("Remote targets with an open breaker.", ()),
     **{f"gatehouse_targets_{name}": (says, ("kind",)) for name, says in _OF_KINDS.items()},
@@ -108,7 +111,7 @@ def gauges(*, now: datetime) -> Iterator[Gauge]:
         count=Count("pk"), oldest=Min("flush_due_at")
     )
     pending = Delivery.objects.filter(state=DeliveryState.PENDING, target__kind=Kind.REMOTE)
-    sent = pending.aggregate(count=Count("pk"), oldest=Min("created_at"))
+    due = Delivery.objects.filter(state=DeliveryState.PENDING, target__retry_at=None, target__stopped_at=None)
     single = {
         "gatehouse_tasks_ready": open_tasks["ready"],
         "gatehouse_tasks_waiting": open_tasks["waiting"],
@@ -121,8 +124,8 @@ def gauges(*, now: datetime) -> Iterator[Gauge]:
         "gatehouse_digests_overdue": late["count"],
         "gatehouse_digests_lateness_seconds": since(late["oldest"]),
         "gatehouse_obligations_open": Obligation.objects.filter(closed_at=None).count(),
-        "delegate_receipt_retry_queue_size": sent["count"],
-        "gatehouse_deliveries_oldest_seconds": since(sent["oldest"]),
+        "delegate_receipt_retry_queue_size": pending.count(),
+        "gatehouse_deliveries_oldest_seconds": since(due.filter(due_at__lt=now).aggregate(at=Min("due_at"))["at"]),
         "gatehouse_deliveries_dead": Delivery.objects.filter(state=DeliveryState.DEAD).count(),
         "gatehouse_targets_open": Target.objects.filter(kind=Kind.REMOTE, retry_at__isnull=False).count(),
     }
@@ -156,7 +159,8 @@ def _queue_gauges() -> Iterator[Gauge]:
     """Of queues of one name in several tenants the sum is told, or the worst."""
     by_name: dict[str, list[QueueFigures]] = defaultdict(list)
     for found in tasks.queue_figures(tenant_id=None).values():
-        by_name[found.queue].append(found)
+        held = {"queued": 0, "oldest_wait_seconds": 0.0} if found.paused else {}
+        by_name[found.queue].append(found.model_copy(update=held))
     busiest = sorted(by_name.items(), key=lambda named: sum(one.finished_per_minute + one.queued for one in named[1]))
     for queue, figures in busiest[-_QUEUES_SHOWN:]:
         for name, (figure, joined, _) in _OF_QUEUES.items():

@@ -93,6 +93,8 @@ class _Run:
             ended = self._ended()
             if not self._is_reported(ended):
                 self._is_reported(self._unrecordable(ended))
+        outcome = "completed" if isinstance(ended, tuple) else "failed" if isinstance(ended, FailTask) else "released"
+        logger.info("%s run %s of %s %s", self.task_id, self.run_id, self._grant.task_type, outcome)
 
     def _is_reported(self, ended: Ended) -> bool:
         """Report the end, again while the database is away for a moment: a repeated report is answered once.

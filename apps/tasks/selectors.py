@@ -326,7 +326,7 @@ def queue_health(*, tenant_id: int | None, up_to: int | None = None) -> dict[int
     """
     given = {"tenant": tenant_id, "up_to": up_to}
     rows = [dict(zip(_HEALTH, row, strict=True)) for row in fetch(sql.QUEUE_HEALTH, given)]
-    return {row.pop("queue_id"): QueueHealth(**row) for row in rows}
+    return {row.pop("queue_id"): QueueHealth(**row | {"rate": json.loads(row["rate"] or "null")}) for row in rows}
 
 
 def queue_figures(*, tenant_id: int | None, up_to: int | None = None) -> dict[int, QueueFigures]:

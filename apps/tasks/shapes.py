@@ -1,5 +1,6 @@
 """What the services take and answer, and the read models of tasks."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -370,6 +371,9 @@ class QueueHealth(Output):
     expired: int
     """Leases past their deadline, which the next claim or sweep takes back."""
     oldest_wait_seconds: float
+    concurrency: int | None
+    rate: Mapping[str, float] | None
+    fair: bool
 
 
 class QueueFigures(QueueHealth):

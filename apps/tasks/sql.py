@@ -805,7 +805,8 @@ where q.tenant_id = gatehouse_tenant() and q.paused_at is null
 # is the longest of each priority's, so that a bounded count finds it too.
 QUEUE_HEALTH: Final = """
 select q.id, q.name, q.paused_at is not null, ready.tasks, waiting.tasks, leased.tasks, leased.expired,
-       coalesce(extract(epoch from gatehouse_now() - ready.since), 0)::float8
+       coalesce(extract(epoch from gatehouse_now() - ready.since), 0)::float8, q.concurrency,
+       case when q.rate > 0 then jsonb_build_object('leases', q.rate, 'per_seconds', q.rate_seconds) end, q.fair
 from tasks_queue q
 cross join lateral (
     select count(*) as tasks, (

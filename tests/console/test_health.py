@@ -30,7 +30,8 @@ from apps.plans import services as plans
 from apps.plans.shapes import CreatePlan
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
-from apps.principals.tenancy import Caller, acting_as
+from apps.principals.tenancy import Caller, acting_as, acting_as_system
+from apps.tasks.models import Queue
 from tests import remote as remotes
 from tests.commands import Ended, run, with_database
 from tests.console.world import fill
@@ -130,6 +131,11 @@ def test_queues_of_one_name_share_their_gauges(db: None, monkeypatch: pytest.Mon
     assert 'gatehouse_queue_leased{queue="default"} 2.0' in text
     assert 'gatehouse_queue_latency_seconds{quantile="0.99",queue="default"}' in text
     assert "globex" not in text
+    with acting_as_system("test"):
+        Queue.objects.filter(name="default").update(paused_at=T0)
+    text = Client().get("/metrics").content.decode()
+    assert 'gatehouse_queue_ready{queue="default"} 0.0' in text
+    assert 'gatehouse_queue_oldest_ready_seconds{queue="default"} 0.0' in text
 
 
 def _counted(name: str, **labels: str) -> float:

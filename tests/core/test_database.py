@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from django.db.migrations.recorder import MigrationRecorder
 from pytest_django import Settings
 
 from apps.core import sql
+from apps.core.management.commands import migrate
 from apps.core.sealing import SealBroken, seal, unseal
 from config.pooled.base import DatabaseWrapper
 from config.settings import databases
@@ -151,3 +153,24 @@ def test_a_retired_key_still_opens_and_no_longer_seals(settings: Settings) -> No
     assert unseal(sealed_anew) == "secret"
     with pytest.raises(SealBroken):
         unseal(sealed)
+
+
+def test_migrate_asks_for_a_lock_again_and_again() -> None:
+    held, told = threading.Event(), StringIO()
+
+    def hold() -> None:
+        with transaction.atomic(), connection.cursor() as cursor:
+            cursor.execute("lock table plans_plan in access share mode")
+            held.set()
+            until(lambda: "29 tries are left" in told.getvalue())
+        connection.close()
+
+    def alter() -> None:
+        with transaction.atomic(), connection.cursor() as cursor:
+            cursor.execute("set local lock_timeout = '50ms'; lock table plans_plan in access exclusive mode")
+
+    other = threading.Thread(target=hold)
+    other.start()
+    assert held.wait(20)
+    migrate.Command(stdout=told)._try_again(alter)
+    other.join()

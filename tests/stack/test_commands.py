@@ -212,6 +212,7 @@ def _change(folder: Path, **members: object) -> None:
         (lambda folder: (folder / "database/toc.dat").unlink(), "database/toc.dat is missing"),
         (lambda folder: (folder / "database/toc.dat").write_text("other"), "database/toc.dat is not what was written"),
         (lambda folder: _change(folder, format=2), "format 2"),
+        (lambda folder: _change(folder, owner="acme"), "belong to acme: let DATABASE_URL_OWNER name"),
         (lambda folder: _change(folder, migrations=["tasks.0099_later"]), "another version: restore it with release"),
     ],
 )

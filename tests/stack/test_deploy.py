@@ -19,7 +19,7 @@ import yaml
 from apps.console import metrics
 from apps.workers import manifests
 from config.stack.supervisor import WEB
-from tests.commands import ROOT, of_a_person, run, with_database
+from tests.commands import ROOT, Ended, of_a_person, run, with_database
 
 DEPLOY = ROOT / "deploy"
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
@@ -139,11 +139,17 @@ def test_unit_runs_what_compose_runs(tmp_path: Path) -> None:
     python.write_text("#!/bin/sh\necho python $*\n")
     python.chmod(0o755)
     services = _compose()["services"]
+
+    def started(unit: str) -> Ended:
+        line = script[1].replace("\\\n", "").replace("$$", "$").replace("%i", unit).replace("%%", "%")
+        return run("/bin/sh", "-ec", line, cwd=tmp_path)
+
     for part in PARTS:
-        line = script[1].replace("\\\n", "").replace("$$", "$").replace("%i", part).replace("%%h", "host")
-        told = run("/bin/sh", "-ec", line, cwd=tmp_path).stdout.replace(f" --hostname {part}@host", "")
+        told = started(part).stdout.replace(f" --hostname {part}@%h", "")
         asked = services[part if part == "beat" else f"worker-{part}"]["command"]
         assert told.split() == asked.split(), part
+    assert started("execute-2").stdout == started("execute").stdout.replace("execute@", "execute-2@")
+    assert (started("executed").returncode, started("executed").stderr) == (64, "There is no process executed.\n")
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="this machine has no systemd-analyze")

@@ -135,14 +135,19 @@ def ends(kee: Caller) -> dict[int, str]:
         return dict(FinishedTask.objects.values_list("task_id", "status"))
 
 
-def test_each_run_ends_by_itself(kee: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_run_ends_by_itself(
+    kee: Caller, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     # The next attempt is not due yet.
     monkeypatch.setattr("apps.tasks.services.running.random.uniform", lambda *_: 60.0)
     ask(kee)
     well, bad, again, defect = ask(kee), ask(kee, fail="no"), ask(kee, fail="again"), ask(kee, defect=True)
     canceled = ask(kee)
     cancel(kee, canceled)
-    work(kee)
+    with caplog.at_level("INFO", "apps.tasks.jobs"):
+        work(kee)
+    for task, outcome in ((well, "completed"), (bad, "failed"), (defect, "failed")):
+        assert f"task_{task} run 1 of quick_for_tests {outcome}" in caplog.messages
     found = ends(kee)
     assert (found[well], found[bad], found[canceled]) == ("succeeded", "failed", "canceled")
     assert not {again, defect} & set(found)

@@ -1,17 +1,22 @@
 """`migrate` as the owner of the tables."""
 
-from typing import Any
+import time
+from collections.abc import Callable
+from typing import Any, Final
 
 from django.apps import apps
 from django.core.management import CommandError
 from django.core.management.commands.migrate import Command as Migrate
-from django.db import connection, connections
+from django.db import OperationalError, connection, connections
 from django.db.migrations.loader import MigrationLoader
+from psycopg.errors import LockNotAvailable
 
 from apps.core.management.commands.makemigrations import Autodetector
 from apps.core.rls import BUILD_WALL, CARRY_TENANT, EXPECT_ONE_TENANT, TO_VALIDATE
 from apps.core.sql import OWNER, SYSTEM, execute, fetch, logged_in_as
 from config.typed import typed
+
+_TRIES: Final = 30
 
 
 class Command(Migrate):
@@ -26,12 +31,13 @@ class Command(Migrate):
     def _migrate(self, *args: Any, **options: Any) -> None:
         with connection.cursor() as cursor:
             cursor.execute("set role none")
-            # Building an index may take its time; waiting for a lock may not (lock_timeout stands).
-            cursor.execute("set statement_timeout = 0")
+            # Building an index may take its time. Whoever asks for a table waits behind this one, and gives up after two
+            # seconds: so this one gives up sooner, and tries again.
+            cursor.execute("set statement_timeout = 0; set lock_timeout = '1s'")
         try:
             _refuse_strange_history()
             try:
-                super().handle(*args, **options)
+                self._try_again(super().handle, *args, **options)
             finally:
                 # What a migration before the one that failed has made stays.
                 execute(BUILD_WALL)
@@ -42,6 +48,17 @@ class Command(Migrate):
         finally:
             # The next connection starts in the default role; this one may be older than that default.
             connection.close()
+
+    def _try_again(self, handle: Callable[..., object], *args: Any, **options: Any) -> None:
+        for left in reversed(range(_TRIES)):
+            try:
+                handle(*args, **options)
+                break
+            except OperationalError as failure:
+                if not left or not isinstance(failure.__cause__, LockNotAvailable):
+                    raise
+                self.stdout.write(f"Somebody holds a lock, as a backup does. {left} tries are left.")
+                time.sleep(1)
 
 
 def _refuse_strange_history() -> None:

@@ -75,6 +75,9 @@ class QueueFigures:
     expired: int
     """Leases past their deadline, which the next claim or sweep takes back."""
     oldest_wait_seconds: float
+    concurrency: int | None
+    rate: dict[str, float] | None
+    fair: bool
     finished_per_minute: float
     failure_rate: float
     """The share of what succeeded or failed; what was canceled is no failure."""
