@@ -22,8 +22,6 @@ from tests.chaos import EXECUTED
 _PROCESSES: Final = (1, 2, 4)
 _CLIENTS: Final = 8
 _MEMORIES: Final = 50
-# Of fifty tasks, for a second of measuring.
-_BATCHES: Final = 8
 
 
 def run(bench: Bench) -> Iterator[Row]:
@@ -36,7 +34,7 @@ def run(bench: Bench) -> Iterator[Row]:
         yield _costs(f"{case}, {count} web", "web", webs, ask, unit="calls/s", clients=_CLIENTS)
     for count in _PROCESSES:
         workers = bench.executors(count)
-        execute = partial(_executing, bench.agents[0], round(_BATCHES * bench.scale.seconds))
+        execute = partial(_executing, bench.agents[0], round(8 * bench.scale.seconds))
         case = f"a task that Celery executes, {count} of its workers"
         yield _costs(case, "Celery", workers, partial(apart, execute), unit="tasks/s")
         for worker in workers:
