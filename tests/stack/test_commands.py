@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +23,7 @@ from apps.principals.tenancy import acting_as
 from apps.tasks.models import Artifact
 from config.stack.__main__ import main
 from config.stack.folders import DataFolder
-from config.stack.processes import MARK, StackError, bound_log
+from config.stack.processes import MARK, SIGNALS, StackError, bound_log
 from config.stack.supervisor import DEFAULT_PORT, Supervisor, listen
 from manage import Commands
 from tests.commands import Ended, run
@@ -287,5 +288,12 @@ def test_what_a_restore_left_half_done_is_not_started(
 
     monkeypatch.setattr(Supervisor, "start_servers", killed)
     monkeypatch.setenv(MARK, DataFolder(new := tmp_path / "new").mark)
-    assert main(["restore", str(backup), "--data", str(new)]) == 1
+    before = {sign: signal.getsignal(sign) for sign in SIGNALS}
+    try:
+        assert main(["restore", str(backup), "--data", str(new)]) == 1
+    finally:
+        # The command ends its process.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        for sign, handler in before.items():
+            signal.signal(sign, handler)
     assert [one.name for one in new.iterdir()] == ["lock"]
