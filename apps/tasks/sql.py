@@ -1042,8 +1042,8 @@ _KEPT_AS_LONG: Final = (
     "greatest(%(least)s::interval, coalesce(make_interval(secs => k.retention_seconds), %(kept)s::interval))"
 )
 # Of the ends after one moment, in their order, those kept long enough, with all that is known of their tasks. What every
-# type keeps is not looked at. One that something still waits for stays. Index: task_history_by_end. The limit, which no task's runs reach, keeps the planner to
-# one look for the runs of each.
+# type keeps is not looked at. One that something still waits for stays. Index: task_history_by_end. The limit, which no
+# task's runs reach, keeps the planner to one look for the runs of each.
 FORGET: Final = f"""
 with looked_at as materialized (
     select d.task_id, d.finished_at, d.fencing_token
@@ -1087,5 +1087,6 @@ with looked_at as materialized (
       and not exists (select from tasks_task t where t.id = l.task_id)
     returning k.id
 )
-select (select max(id) from looked_at where created_at < gatehouse_now() - %(kept)s::interval), (select count(*) from gone)
+select (select max(id) from looked_at where created_at < gatehouse_now() - %(kept)s::interval),
+       (select count(*) from gone)
 """

@@ -36,23 +36,26 @@ class Command(Migrate):
             cursor.execute("set statement_timeout = 0; set lock_timeout = '1s'")
         try:
             _refuse_strange_history()
-            try:
-                self._try_again(super().handle, *args, **options)
-            finally:
-                # What a migration before the one that failed has made stays.
-                execute(BUILD_WALL)
-            execute(CARRY_TENANT)
-            for (statement,) in fetch(TO_VALIDATE):
-                execute(statement)
-            execute(EXPECT_ONE_TENANT)
+            self._try_again(self._bring_up_to_date, *args, **options)
         finally:
             # The next connection starts in the default role; this one may be older than that default.
             connection.close()
 
-    def _try_again(self, handle: Callable[..., object], *args: Any, **options: Any) -> None:
+    def _bring_up_to_date(self, *args: Any, **options: Any) -> None:
+        try:
+            super().handle(*args, **options)
+        finally:
+            # What a migration before the one that failed has made stays.
+            execute(BUILD_WALL)
+        execute(CARRY_TENANT)
+        for (statement,) in fetch(TO_VALIDATE):
+            execute(statement)
+        execute(EXPECT_ONE_TENANT)
+
+    def _try_again(self, work: Callable[..., object], *args: Any, **options: Any) -> None:
         for left in reversed(range(_TRIES)):
             try:
-                handle(*args, **options)
+                work(*args, **options)
                 break
             except OperationalError as failure:
                 if not left or not isinstance(failure.__cause__, LockNotAvailable):
