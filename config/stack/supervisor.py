@@ -140,8 +140,8 @@ class Supervisor:
         """
         kept = self.data.secrets()
         if "restoring" in kept:
-            path = shlex.quote(str(self.data.path))
-            again = f"{typed('reset')} --data {path}, then {typed('restore')} {kept['restoring']} --data {path}"
+            backup, path = shlex.quote(kept["restoring"]), shlex.quote(str(self.data.path))
+            again = f"{typed('reset')} --data {path}, then {typed('restore')} {backup} --data {path}"
             raise StackError(f"A restore into {self.data.path} did not come to its end. Type {again}")
         self._listener = listen(self.port, kept.get("port"))
         # Forks have it anyway; the servers, which are executed, have no use for it.
